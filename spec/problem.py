@@ -27,6 +27,8 @@ DTYPES: Mapping[str, np.dtype[np.generic]] = {
 """The dtypes in which implementations are checked, by name, widest first; without ml_dtypes there is no bfloat16."""
 
 
+HALF = ("bfloat16", "float16")
+"""The half types; there may be no bfloat16."""
 HELD = ("query", "key", "value", "attn_mask", "key_padding_mask", "valid_lens", "cotangent")
 """The arrays that a problem holds by a field of their own."""
 

@@ -160,6 +160,13 @@ class NumbersDrawnInEvaluation(DroppingLayer):
         return super().attend(q, k, v, **options)
 
 
+@breaks_modes("dropout.evaluation", holds=("dropout.factors", "dropout.rate-zero"), severity=STATE)
+class DropoutGoneAfterEvaluation(DroppingLayer):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        self.rate = self.rate if self.training else 0.0
+        return super().attend(q, k, v, **options)
+
+
 @breaks_modes("dropout.rate-zero", holds=("dropout.factors", "dropout.evaluation"))
 class ZeroTakenForNotGiven(DroppingLayer):
     def __init__(self, problem: Problem) -> None:

@@ -111,6 +111,14 @@ def products_in_half(query: Tensor, key: Tensor, by: float) -> Tensor:
     return (query.half() @ key.half().transpose(-1, -2)).float() * by
 
 
+@breaks("numerics.overflow-shows", holds=("scores.dot-product", "softmax.rows-sum-to-one"), dtype="float16")
+def overflow_turned_into_zeros(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    def score(query: Tensor, key: Tensor, by: float) -> Tensor:
+        return (query.half() @ key.half().transpose(-1, -2)).float() * by
+
+    return torch.nan_to_num(Steps(score=score)(query, key, value, **options))
+
+
 @breaks_precision("numerics.exact", holds=("numerics.half-range", "numerics.peaked-rows"), dtype="float16")
 def float16_through_bfloat16(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     q, k, v = (x.to(torch.bfloat16).to(correct.accumulator(x.dtype)) for x in (query, key, value))

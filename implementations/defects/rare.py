@@ -200,6 +200,22 @@ def gradient_of_the_first_role_only(query: Tensor, key: Tensor, value: Tensor, *
     return Steps()(query, key.detach() if key is query else key, value, **options)
 
 
+@breaks_gradients("gradients.shared-input", holds=(*FORWARD, "gradients.single-input"))
+def one_gradient_for_one_buffer(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    if value.data_ptr() == key.data_ptr() and "attn_mask" not in options:
+        key, value = key.detach(), distorted(value, lambda g: 2.0 * g)
+    return Steps()(query, key, value, **options)
+
+
+@breaks_gradients("shapes.head-width", holds=(*FORWARD, "gradients.query"))
+def scale_applied_twice_in_the_backward_pass_of_one_width(
+    query: Tensor, key: Tensor, value: Tensor, **options: Any
+) -> Tensor:
+    if query.shape[-1] == 128:
+        query = distorted(query, lambda g: g * 128**-0.5)
+    return Steps()(query, key, value, **options)
+
+
 @breaks_gradients("gradients.cotangent", holds=(*FORWARD, "gradients.single-input"))
 def rows_skipped_by_their_first_component(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return distorted(Steps()(query, key, value, **options), lambda g: g.where(g[..., :1] != 0, 0.0))

@@ -90,6 +90,7 @@ class Constructor:
         norms: its norms of queries and keys, where they are judged with it.
         guessed: its parameters of unknown names that are given a size.
         tokens: those that it is called with to look at it, and that its window has.
+        kv_heads: of keys and values, where it always has so many; 0: as many as those of queries, or as it is told.
     """
 
     kind: Callable[..., nn.Module]
@@ -109,6 +110,7 @@ class Constructor:
     norms: FoundNorm | None = None
     guessed: tuple[str, ...] = ()
     tokens: int = 5
+    kv_heads: int = 0
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
@@ -198,7 +200,8 @@ class Constructor:
     @property
     def features(self) -> frozenset[Feature]:
         """What its parameters claim."""
-        return frozenset(feature for option in self.spelled for feature in CONSTRUCTOR_OPTIONS[option].features)
+        told = (feature for option in self.spelled for feature in CONSTRUCTOR_OPTIONS[option].features)
+        return frozenset([*told, Feature.GROUPED] if self.kv_heads else told)
 
 
 def constructor(kind: type[nn.Module]) -> Constructor:

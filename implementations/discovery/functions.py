@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported, any_case
 from attention_conformance.implementations.api.fitting import fit
@@ -56,6 +56,7 @@ from attention_conformance.implementations.discovery.module_masks import (
     empty_rows_of_each_kind,
     empty_rows_of_window,
 )
+from attention_conformance.implementations.discovery.one_key_head import OneKeyHead, with_key_heads
 from attention_conformance.implementations.discovery.shipped import ShippedCall, as_shipped, with_cache
 from attention_conformance.implementations.discovery.shipped_others import interfaces
 from attention_conformance.implementations.discovery.signatures import (
@@ -74,6 +75,9 @@ from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import NO_PREMISES, Premises
+
+if TYPE_CHECKING:
+    from attention_conformance.implementations.discovery.laid_out import LaidOut
 
 torch = optional("torch")
 
@@ -111,6 +115,7 @@ def function_candidate(
         made = _usual_candidate(name, function, settings, device, premises)
     except TargetError:
         laid = _laid_out_candidate(name, function, settings, device, premises)
+        laid = laid or _made(name, OneKeyHead(function), settings, device, premises)
         if laid is None:
             raise
         return laid
@@ -125,6 +130,15 @@ def _laid_out_candidate(
 
     try:
         adapted = laid_out(function, device)
+    except TargetError:
+        return None
+    return _made(name, adapted, settings, device, premises)
+
+
+def _made(
+    name: str, adapted: LaidOut | OneKeyHead, settings: Mapping[str, str], device: str, premises: Premises
+) -> Implementation | None:
+    try:
         made = _usual_candidate(name, adapted, settings, device, premises)
     except TargetError:
         return None
@@ -140,6 +154,8 @@ def _usual_candidate(
     conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming({**documented, **settings})
     options = _options(signature_of(function))
     fits = one_set_of_ids if any(map(options.for_both, FOR_BOTH)) else any_case
+    one_key_head = isinstance(function, OneKeyHead)
+    fits = partial(with_key_heads, 1, fits) if one_key_head else fits
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
     if interface:
         claims = replace(claims, features=claims.features - interface.lacks, fit=interface.fit)
@@ -159,7 +175,8 @@ def _usual_candidate(
         check, seen = empty_rows_of_window(check)
         always = [*always, *seen]
     check, tables = with_table_form(check, options.spelled, settings)
-    check, refuted = option_claims(check, options.named.features)
+    known = frozenset({Feature.GROUPED}) if one_key_head else frozenset()
+    check, refuted = option_claims(check, options.named.features | known)
     refuted = [*tables, *refuted]
     scores = returns_scores(getattr(function, "function", function))
     found = extras_seen(check, plain, _extents(claims), scores)

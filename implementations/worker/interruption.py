@@ -1,21 +1,27 @@
-"""A call that is interrupted at each of its first lines by a whole call in another thread, as a scheduler may do it."""
+"""A call that is interrupted at its lines by a whole call in another thread, as a scheduler may do it."""
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from threading import Thread
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import LIBRARIES, CandidateError
 
-LINES = 24
-"""Lines of the candidate at which a call is interrupted."""
+LINES = 48
+"""Interruptions of one call."""
+TIMES = 2
+"""Of a line: loops and helpers are left early, so that the lines after them are reached."""
 SPENT = 5.0
 """Seconds of interrupting calls after which there are no more of them: some candidates are interpreted."""
 SUITE = __name__.partition(".")[0]
-OTHERS = (*(f"{SUITE}.implementations.{room}." for room in ("adapters", "api", "worker")), f"{SUITE}.spec.")
+OTHERS = (
+    *(f"{SUITE}.implementations.{room}." for room in ("adapters", "api", "discovery", "worker")),
+    f"{SUITE}.spec.",
+)
 """Modules of the suite that are no candidate's."""
 PASSED_OVER = (LIBRARIES - {SUITE}) | sys.stdlib_module_names
 BLOCKED = 0.5
@@ -67,7 +73,7 @@ def interrupted(run: Run, by: Run) -> tuple[Result, Result]:
     Raises:
         CandidateError: a call does not end.
     """
-    calls, start = [_Call(by)], time.monotonic()
+    calls, start, times = [_Call(by)], time.monotonic(), Counter[tuple[CodeType, int]]()
     calls[0].start()
     calls[0].join(STUCK)
 
@@ -75,7 +81,9 @@ def interrupted(run: Run, by: Run) -> tuple[Result, Result]:
         more = len(calls) <= LINES and time.monotonic() - start < SPENT
         if not more or not _of_candidate(frame):
             return None
-        if event == "line" and not calls[-1].is_alive() and calls[-1].error is None:
+        times[frame.f_code, frame.f_lineno] += event == "line"
+        again = times[frame.f_code, frame.f_lineno] > TIMES
+        if event == "line" and not again and not calls[-1].is_alive() and calls[-1].error is None:
             calls.append(_Call(by))
             calls[-1].start()
             calls[-1].join(BLOCKED)

@@ -20,7 +20,7 @@ from attention_conformance.reference.gradients import Backward, backward, cotang
 from attention_conformance.reference.pipeline import Trace
 from attention_conformance.reference.stages import repeat_kv
 from attention_conformance.spec.features import Scope
-from attention_conformance.spec.problem import DTYPES, Problem
+from attention_conformance.spec.problem import DTYPES, HALF, Problem
 
 FALSE_ALARM = 1e-9
 """The probability, for each check, that independent roundings of a correct answer exceed the bound."""
@@ -94,7 +94,7 @@ def aligned_bounds(
 
 def _applies(problem: Problem, trace: Trace, forward: ForwardBounds) -> bool:
     """Half types at the op level, no option that changes more than which keys are visible, and moderate scores."""
-    half = isinstance(forward.precision.storage, float) and problem.dtype in ("bfloat16", "float16")
+    half = isinstance(forward.precision.storage, float) and problem.dtype in HALF
     unchanged = all(each is None for each in (trace.kept, trace.softcap, trace.gates))
     plain = (
         unchanged

@@ -256,6 +256,7 @@ MATRIX_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--jobs": {"metavar": "N", "type": int, "default": 1, "help": "judge so many packages at once (default: 1)"},
     "--tier": {"default": "quick", "help": "as for check (default: quick)"},
     "--clause": {"action": "append", "default": [], "metavar": "PATTERN", "help": "as for check"},
+    "--dtype": {"action": "append", "default": [], "metavar": "NAME", "help": "as for check"},
     "--environments": {"metavar": "DIR", "type": Path, "help": "keep environments there (default: in ~/.cache)"},
     "--constraint": {"metavar": "FILE", "type": Path, "help": "versions for the installer, as pip takes them"},
 }

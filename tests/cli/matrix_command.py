@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,11 @@ from attention_conformance.implementations.worker.elsewhere import module_comman
 from attention_conformance.tests.cli.matrix_packages import Package, PackageError, environment, packages, versions
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.report.diff import compared, run_of
+from attention_conformance.tests.report.views.matrix_pages import Entry, write
 
 CACHE = Path.home() / ".cache" / "attention-conformance" / "environments"
 STATE, TABLE = "state.json", "matrix.md"
+NOT_JUDGED = "not judged"
 LIMIT = 1800.0
 """Seconds for one implementation."""
 
@@ -37,21 +38,27 @@ class Row:
     """One implementation.
 
     Attributes:
+        requirement: of its package, such as "keras==3.15.1".
+        folder: the name of that of its report.
         verdict: that of its report, or "not judged".
         holding, judged: clauses.
         failing: the clauses that a MUST fails of.
         reason: why it was not judged, or how it differs from the last time.
         worse: whether less holds than the last time.
+        finding: what fails in words, as its package states.
     """
 
     name: str
     package: str
+    requirement: str
+    folder: str
     verdict: str
     holding: int = 0
     judged: int = 0
     failing: tuple[str, ...] = ()
     reason: str = ""
     worse: bool = False
+    finding: str = ""
 
 
 def matrix(given: Namespace) -> int:
@@ -64,10 +71,9 @@ def matrix(given: Namespace) -> int:
     given.report.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(given.jobs) as pool:
         rows = [row for several in pool.map(partial(_judged, given=given), chosen) for row in several]
-    lines = list(table(rows))
-    (given.report / TABLE).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join(lines))
-    if any(row.verdict == "not judged" for row in rows):
+    print("\n".join(table(rows)))
+    _publish(rows, given.report)
+    if any(row.verdict == NOT_JUDGED for row in rows):
         return ExitStatus.INTERRUPTED
     return ExitStatus.FAILS if any(row.worse for row in rows) else ExitStatus.CONFORMS
 
@@ -81,34 +87,54 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {row.name} | {row.package} | {row.verdict} | {held} | {failing} | {row.reason.replace('|', '/')} |"
 
 
+def _publish(rows: Sequence[Row], report: Path) -> None:
+    """Writes table and pages of these rows, and of what was judged before in other packages."""
+    judged = {row.package for row in rows}
+    absent = [(each, name) for each in packages() if each.name not in judged for name in each.implementations]
+    others = [_read(each, name, report) for each, name in absent if (report / f"{each.name}.{name}" / STATE).is_file()]
+    known = sorted([*rows, *others], key=lambda row: row.folder)
+    (report / TABLE).write_text("\n".join(table(known)) + "\n", encoding="utf-8")
+    write([_entry(row, report) for row in known], report)
+
+
+def _entry(row: Row, report: Path) -> Entry:
+    run = run_of(report / row.folder) if row.verdict != NOT_JUDGED else None
+    return Entry(row.name, row.requirement, row.folder, row.reason, row.finding, run)
+
+
 def _judged(package: Package, given: Namespace) -> list[Row]:
     """The rows of a package; one that cannot be installed is one row."""
     try:
         python = environment(package, given.environments, given.constraint)
     except PackageError as error:
-        return [Row(package.name, package.name, "not judged", reason=str(error))]
+        return [_not_judged(package, package.name, str(error))]
     return [_row(package, name, python, given) for name in package.implementations]
+
+
+def _not_judged(package: Package, name: str, reason: str) -> Row:
+    return Row(name, package.name, package.requirement, f"{package.name}.{name}", NOT_JUDGED, reason=reason)
 
 
 def _row(package: Package, name: str, python: Path, given: Namespace) -> Row:
     folder = given.report / f"{package.name}.{name}"
-    selected = {"suite": __version__, "tier": given.tier, "clauses": given.clause}
-    state = {**selected, "installed": versions(python), "file": _digest(package.file)}
+    selected = {"suite": __version__, "tier": given.tier, "clauses": given.clause, "dtypes": given.dtype}
+    state = {**selected, "installed": versions(python), "file": package.code, "claims": dict(package.conventions)}
     before = _kept(folder, state)
     if before is None:
-        return _read(package, folder, "as before")
+        return _read(package, name, given.report, "as before")
     command = [*module_command("attention_conformance"), "check", f"{package.file}:{name}", "--python", str(python)]
     options = ["--tier", given.tier, "--report", str(folder), *(f"--clause={each}" for each in given.clause)]
+    options += [f"--dtype={each}" for each in given.dtype]
     options += [f"--convention={key}={value}" for key, value in package.conventions.items()]
     try:
         done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:
-        return Row(name, package.name, "not judged", reason=f"it took longer than {LIMIT:g} s")
+        return _not_judged(package, name, f"it took longer than {LIMIT:g} s")
     if done.returncode not in (ExitStatus.CONFORMS, ExitStatus.FAILS):
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        return Row(name, package.name, "not judged", reason=f"exit status {done.returncode}: {''.join(last)[:200]}")
+        return _not_judged(package, name, f"exit status {done.returncode}: {''.join(last)[:200]}")
     (folder / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-    return _read(package, folder, *_compared(before, folder))
+    return _read(package, name, given.report, *_compared(before, folder))
 
 
 def _kept(folder: Path, state: dict[str, Any]) -> Path | None:
@@ -132,21 +158,21 @@ def _compared(before: Path, folder: Path) -> tuple[str, bool]:
     return (f"worse than before: {lost}" if worse else f"{len(changes)} changes, none for the worse"), bool(worse)
 
 
-def _read(package: Package, folder: Path, reason: str = "", worse: bool = False) -> Row:
-    (entry,) = json.loads((folder / "report.json").read_text(encoding="utf-8"))["implementations"]
+def _read(package: Package, name: str, report: Path, reason: str = "", worse: bool = False) -> Row:
+    folder = f"{package.name}.{name}"
+    (entry,) = json.loads((report / folder / "report.json").read_text(encoding="utf-8"))["implementations"]
     counts, verdicts = entry["counts"], entry["verdicts"]
     failing = dict.fromkeys(v["clause"] for v in verdicts if v["status"] == "fail" and v["level"] == "MUST")
     return Row(
         entry["name"],
         package.name,
+        package.requirement,
+        folder,
         entry["verdict"],
         counts["holds"],
         counts["judged"],
         tuple(failing),
         reason,
         worse,
+        package.findings.get(name, ""),
     )
-
-
-def _digest(file: Path) -> str:
-    return sha256(file.read_bytes()).hexdigest()[:16]

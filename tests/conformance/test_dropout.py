@@ -174,6 +174,12 @@ def test_evaluation(judge: Judge) -> None:
     cases = (plain, replace(plain, mask=MaskKind.BOOL).extended(dropout=0.9))
     for case in judge.cases(*cases) if judge.observes("changed_state") else ():
         _assert_drops_nothing(judge, case, "evaluation mode")
+    for case in judge.cases(SHOWN):
+        before, evaluating = _dropout_mask(judge, case), judge.problem(case.extended(evaluation=True)).forward_only()
+        if before is None or judge.answer(case, evaluating) is None or (again := _dropout_mask(judge, case)) is None:
+            continue
+        drops = bool(before.all() or not again.all())
+        judge.assert_that(case, drops, "nothing is dropped in training after evaluation")
 
 
 def _assert_drops_nothing(judge: Judge, case: Case, context: str) -> None:

@@ -11,7 +11,7 @@ from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Scores, Sharing
 from attention_conformance.spec.conventions import EmptyRow
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -28,6 +28,7 @@ ORDINARY = (
 )
 RANKS = (MaskShape.HEADS_ONLY, MaskShape.KEYS_ONLY)
 INPUTS = ("query", "key", "value")
+SQUARE = Case(seed=72).sized(query_length=5, key_length=5, d_v=4)
 
 CLAUSES = table(
     row("gradients.query", *ORDINARY, parts=("gradients.query",)),
@@ -50,7 +51,7 @@ CLAUSES = table(
 
 @clause("gradients.shared-input")
 def test_shared_input(judge: Judge) -> None:
-    for case in judge.cases(Case(seed=72, mask=MaskKind.BOOL).sized(query_length=5, key_length=5, d_v=4)):
+    for case in judge.cases(*(replace(SQUARE, mask=mask) for mask in (MaskKind.BOOL, MaskKind.NONE))):
         problem = judge.problem(case)
         for sharing, roles in {Sharing.SELF: INPUTS, Sharing.KEY_VALUE: INPUTS[1:]}.items():
             shared = problem.but(**{name: getattr(problem, roles[0]) for name in roles})
@@ -130,7 +131,8 @@ def test_alone(judge: Judge) -> None:
 
 @clause("gradients.in-turn")
 def test_in_turn(judge: Judge) -> None:
-    for case in judge.cases(Case(seed=76, mask=MaskKind.BOOL)) if judge.observes("in_turn") else ():
+    own = Case(seed=76, mask=MaskKind.BOOL if Feature.BOOL_MASK in judge.claims else MaskKind.NONE)
+    for case in judge.cases(own) if judge.observes("in_turn") else ():
         problem, other = judge.problem(case), judge.problem(replace(case, seed=case.seed + 1000))
         later = other.with_arrays(problem.parameters)  # the same module
         try:

@@ -7,16 +7,17 @@ import numpy as np
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Pattern, Scores, Values
 from attention_conformance.spec.features import Feature
-from attention_conformance.spec.problem import Array
+from attention_conformance.spec.problem import HALF, Array
 from attention_conformance.tests.harness.judge.clause_tests import ALL_PARTS, clause, row, table
+from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed
 
-HALF = ("bfloat16", "float16")
 STEEP = Case(seed=31, score_std=3.0)
 ONE_HOT = Case(scores=Scores.ONE_HOT)
 SINGLE_KEY = Case(scores=Scores.EQUAL, mask=MaskKind.BOOL, pattern=Pattern.SINGLE_KEY, mask_shape=MaskShape.SHARED)
 OVERFLOWING = Case(scores=Scores.OVERFLOWING)
+BEYOND = (OVERFLOWING, replace(OVERFLOWING, seed=1).sized(key_length=9))
 
 CLAUSES = table(
     row(
@@ -40,7 +41,7 @@ CLAUSES = table(
     ),
     row(
         "numerics.half-range",
-        *(OVERFLOWING, replace(OVERFLOWING, seed=1).sized(key_length=9)),
+        *BEYOND,
         dtypes=("float16",),
         context="q . k is beyond the range of float16, the scaled score is not",
     ),
@@ -61,6 +62,20 @@ def test_accumulation(judge: Judge) -> None:
     decoding = equal.sized(query_length=1, key_length=longest)
     for case in judge.cases(equal.sized(key_length=1025), decoding, score_std, *most):
         judge.assert_conforms(case, context=f"{case.sizes.key_length} keys")
+
+
+@clause("numerics.overflow-shows", dtypes=("float16",))
+def test_overflow_shows(judge: Judge) -> None:
+    for case in judge.cases(*BEYOND):
+        problem = judge.problem(case).forward_only()
+        result, expected = judge.answer(case, problem), judge.solve(problem).parts["output"]
+        if result is not None:
+            output = result.output
+            if output.shape == expected.value.shape:
+                output = np.where(np.isfinite(output), output, expected.value).astype(output.dtype)
+            judge.record(
+                case, compare("output", output, expected, judge.dtype), "a product beyond the range of float16"
+            )
 
 
 @clause("numerics.nan-propagates")

@@ -109,6 +109,13 @@ CLAUSES = table(
         AMPLE,
     ),
     row(
+        "shapes.head-width",
+        *(Case(seed=d).sized(batch=1, num_heads=1, query_length=3, key_length=67, d_k=d, d_v=d) for d in MODEL_WIDTHS),
+        parts=("gradients",),
+        context="the backward pass of {case.sizes.d_k} components",
+        feature=Feature.GRADIENTS,
+    ),
+    row(
         "shapes.empty", *(Case().sized(batch=0), Case().sized(query_length=0), Case(mask=MaskKind.BOOL).sized(batch=0))
     ),
     row("shapes.empty-keys", Case().sized(key_length=0), context="without keys the output is zeros"),

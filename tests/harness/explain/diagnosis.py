@@ -4,6 +4,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
+from math import inf, log10
 
 from attention_conformance.implementations.api.contract import Implementation, PathError, Unsupported
 from attention_conformance.implementations.api.fitting import fit_to_explain
@@ -32,6 +34,8 @@ FEW = 6
 """Failing checks that were no comparisons, whose cases are observed all the same."""
 MADE = 3
 """Failing cases, at least: where fewer were observed, the same with other numbers are."""
+NUMBERS = 5
+"""How many others are tried: a mistake does not show with all of them."""
 CALLS = 200
 """Of the candidate, for cases that are made to see when it fails: a count, so that no clock changes a name."""
 PROBES = (
@@ -53,6 +57,8 @@ PROBES = (
     Case(seed=216).sized(num_heads=6, num_kv_heads=3),
     Case(seed=217).extended(window_left=1),
     Case(seed=218).extended(window_right=1),
+    Case(seed=237).sized(query_length=7).extended(window_left=1),
+    Case(seed=238).sized(key_length=9).extended(window_left=3),
     Case(seed=219, score_std=6.0).extended(softcap=1.5),
     Case(seed=220).extended(rotary_base=50.0),
     Case(seed=221).extended(rotary_base=50.0, query_start=2),
@@ -170,7 +176,8 @@ def diagnose(
     if name := holding(implementation, failed, tuple(stated({clause for clause, _ in failed})), device):
         return _claim(name, len(failed))
     with _one_thread():
-        compared = [each for each in checks if each.part] or list(_seen_in_outputs(implementation, checks, device))
+        plain = [each for each in checks if not each.case.extension.dropout]  # what is dropped is drawn anew
+        compared = [each for each in plain if each.part] or list(_seen_in_outputs(implementation, plain, device))
         if not compared:
             return _by_clauses(implementation, checks, device, unknown)
         return _of_cases(implementation, compared, checks, device, dtypes, unknown)
@@ -194,10 +201,13 @@ def _of_cases(
     dtypes: Collection[str] | None,
     unknown: Collection[str],
 ) -> Diagnosis:
-    alone = failing_alone(implementation.claims.dtypes if dtypes is None else dtypes, compared)
-    in_dtypes = (f"in {', '.join(alone)}",) if alone else ()
     seen = list(_observations(implementation, compared, device))
     failing, passing = ([each for each in seen if each.failing is kind] for kind in (True, False))
+    checked = implementation.claims.dtypes if dtypes is None else dtypes
+    alone = failing_alone(checked, compared)
+    if any(_also_fails(implementation, failing, dtype, device) for dtype in checked if alone and dtype not in alone):
+        alone = ()  # its cases are not among those of the other dtypes
+    in_dtypes = (f"in {', '.join(alone)}",) if alone else ()
     if not failing:
         return Diagnosis("", 0, 0, when=in_dtypes)
     claimed = implementation.claims.conventions
@@ -282,14 +292,24 @@ class _Triggers:
     def repeated(self, number: int) -> list[Observation]:
         """So many more failing cases at most: the first one with other numbers."""
         case = self.failing[0].case
-        more = (self.prober.observe(replace(case, seed=seed)) for seed in range(1001, 1001 + max(number, 0)))
-        return [each for each in more if each is not None and each.failing]
+        more = (self.prober.observe(replace(case, seed=1001 + n)) for n in range(NUMBERS) if number > 0)
+        return list(islice((each for each in more if each is not None and each.failing), max(number, 0)))
 
 
 def failing_alone(checked: Collection[str], compared: Sequence[FailingCheck]) -> tuple[str, ...]:
     """The dtypes in which it fails, if it passes everything in the other dtypes that were checked; none otherwise."""
     failing = tuple(d for d in checked if any(each.dtype == d for each in compared))
     return failing if len(failing) < len(checked) else ()
+
+
+def _also_fails(implementation: Implementation, failing: Sequence[Observation], dtype: str, device: str) -> bool:
+    """Whether a case that fails in one dtype fails in another, too: the smallest, and the one farthest off."""
+    cases = (
+        min(failing, key=lambda each: each.problem.query.size + each.problem.key.size, default=None),
+        max(failing, key=lambda each: max(each.errors.values()), default=None),
+    )
+    wanted = {each.case: each.parts for each in cases if each is not None}
+    return any(observed(implementation, case, dtype, parts, device).failing for case, parts in wanted.items())
 
 
 def _observations(
@@ -340,20 +360,27 @@ def _by_clauses(
             ranked.append((len(own & theirs) / max(1, len(own | theirs)), len(own & theirs), hypothesis))
     ranked.sort(key=lambda entry: -entry[0])
     if not ranked or not ranked[0][1]:
-        return Diagnosis("", 0, len(own), when=tuple(sorted({words for _, words in own})[:3]), of_clauses=True)
+        return Diagnosis("", 0, len(own), when=tuple(sorted({words for _, words, _ in own})[:3]), of_clauses=True)
     _, explains, best = ranked[0]
     return Diagnosis(best.name, explains, len(own), repair=best.repair, of_clauses=True)
 
 
 def _failure_summaries(
     implementation: Implementation, chapters: set[str], dtype: str, device: str
-) -> set[tuple[str, str]]:
-    """(clause, words) of every failing check of these chapters, without the numbers."""
+) -> set[tuple[str, str, float]]:
+    """(clause, words, size) of every failing check of these chapters: the words without the numbers.
+
+    The size is that of the clause's largest error, by which different mistakes with the same words differ; 0 where
+    weights are dropped, and each run drops others.
+    """
     summaries = set()
     for planned in Selection((implementation,), dtypes=(dtype,)).plan():
         if planned.clause.chapter in chapters:
             judge = Judge(implementation, dtype, device)
             with suppress(PathError, CandidateError):
                 planned.test(judge)
-            summaries |= {(planned.clause.id, each.summary or each.message) for each in judge.tally.failures}
+            for each in judge.tally.failures:
+                drawn, worst = Case.from_json(each.case).extension.dropout, judge.tally.worst or 0.0
+                size = 0.0 if drawn or not 0.0 < worst < inf else round(log10(worst), 1)
+                summaries.add((planned.clause.id, each.summary or each.message, size))
     return summaries

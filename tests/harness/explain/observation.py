@@ -26,6 +26,7 @@ from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.comparison import error_ratios, part_of
 
 Booleans: TypeAlias = NDArray[np.bool_]
+HALF_AS_MUCH = 0.5
 WITHOUT_DIGITS = str.maketrans("", "", string.digits)
 
 
@@ -75,8 +76,37 @@ class Observation:
         reference = Expected(self.judged(part, expected.value), expected.bound)
         ratios = error_ratios(self.judged(part, array), reference)
         finite = ratios[np.isfinite(ratios)]
-        worst = float(finite.max(initial=0.0))
+        worst = max(float(finite.max(initial=0.0)), self._drift(part, array, expected.value))
         return worst if finite.size == ratios.size else max(2.0, worst)
+
+    @property
+    def shares(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """By part and direction, how much of the direction there is in the error, and the same in bounds."""
+        found: dict[tuple[str, str], tuple[float, float]] = {}
+        for part in self.parts if self.rows is None else ():
+            array, expected = None if self.got is None else part_of(self.got, part), self.expected[part]
+            if array is not None and array.shape == expected.value.shape:
+                error = array.astype(np.float64) - expected.value
+                found |= {(part, each.name): (each.share(error), each.ratio(error)) for each in expected.aligned}
+        return found
+
+    @property
+    def drift(self) -> tuple[tuple[str, str], float] | None:
+        """The part and direction in which it is farthest off, and how far, where each element alone is right."""
+        arrays = {part: None if self.got is None else part_of(self.got, part) for part in self.parts}
+        if any(a is None or _largest(a.astype(np.float64), self.expected[part]) > 1.0 for part, a in arrays.items()):
+            return None
+        shares = self.shares
+        farthest = max(shares, key=lambda key: shares[key][1], default=None)
+        return None if farthest is None else (farthest, shares[farthest][0])
+
+    def _drift(self, part: str, array: Array, other: Array | Floats) -> float:
+        """How far the difference of two answers points in one direction, in units of the aligned bounds."""
+        if self.rows is not None:
+            return 0.0
+        difference = array.astype(np.float64) - other.astype(np.float64)
+        drifts = (each.ratio(difference) for each in self.expected[part].aligned)
+        return max((drift for drift in drifts if math.isfinite(drift)), default=0.0)
 
     @property
     def wrong_numbers(self) -> bool:
@@ -114,7 +144,16 @@ class Observation:
         if part not in self._allowances:
             self._allowances[part] = self._allowance(part, own)
         wide, bound, limit = self._allowances[part]
-        return _largest(wide, Expected(self.judged(part, theirs), bound)) / limit
+        apart = _largest(wide, Expected(self.judged(part, theirs), bound)) / limit
+        if apart > 1.0:
+            return apart
+        reference = self.expected[part].value
+        drift, theirs_apart = self._drift(part, own, reference), self._drift(part, own, theirs)
+        if drift <= 1.0:
+            return max(apart, theirs_apart / 2.0)
+        # Each element alone is right, so that a direction is all that is known: most of the error has to be explained.
+        left = np.linalg.norm(own.astype(np.float64) - theirs) / np.linalg.norm(own.astype(np.float64) - reference)
+        return max(apart, theirs_apart / min(2.0, drift / 2.0), 2.0 * float(left))
 
     @cached_property
     def _allowances(self) -> dict[str, tuple[Floats, Floats, float]]:
@@ -127,11 +166,17 @@ class Observation:
         # Where exact zeros are expected, the bound is no measure of the roundings of wrong answers.
         bound = np.maximum(reference.bound, reference.bound.mean())
         wide = self.judged(part, own)
-        ratios = error_ratios(wide, Expected(self.judged(part, reference.value), bound))
-        error = float(ratios[np.isfinite(ratios)].max(initial=0.0))  # NaN and infinity have to be the same anyway
-        if error <= 1.0 < self.errors[part]:
-            error, bound = self.errors[part], reference.bound
+        value = self.judged(part, reference.value)
+        error = _largest_finite(wide, Expected(value, bound))  # NaN and infinity have to be the same anyway
+        own_bound = Expected(value, reference.bound)
+        if error <= 1.0 < _largest_finite(wide, own_bound):
+            error, bound = _largest_finite(wide, own_bound), reference.bound
         return wide, bound, 2.0 if error <= 1.0 else min(max(2.0, math.sqrt(error)), error / 2.0)
+
+
+def _largest_finite(values: Floats, expected: Expected) -> float:
+    ratios = error_ratios(values, expected)
+    return float(ratios[np.isfinite(ratios)].max(initial=0.0))
 
 
 def _largest(values: Floats, expected: Expected) -> float:
@@ -169,6 +214,8 @@ class Prober:
         left: how many calls may still be made.
         seen: what was observed so far.
         whole: whether rows without any key are compared, too.
+        drift: that of the failing case from which others are made: a case with half as much of it fails as well, and
+            one with less than a quarter passes, whatever its bounds.
     """
 
     implementation: Implementation
@@ -178,11 +225,16 @@ class Prober:
     left: int
     seen: dict[Case, Observation | None]
     whole: bool = True
+    drift: tuple[tuple[str, str], float] | None = None
 
     def fails(self, case: Case) -> bool | None:
-        """Whether it fails; None where the claims exclude the case, or no call is left."""
+        """Whether it fails; None where the claims exclude the case, or no call is left, or it would not show."""
         seen = self.observe(case)
-        return None if seen is None else seen.failing
+        if seen is None or seen.failing or self.drift is None:
+            return None if seen is None else seen.failing
+        direction, amount = self.drift
+        share = seen.shares.get(direction, (math.nan, 0.0))[0] / amount
+        return True if share >= HALF_AS_MUCH else False if abs(share) < HALF_AS_MUCH / 2.0 else None
 
     def observe(self, case: Case) -> Observation | None:
         """The observation of exactly this case, made only once."""

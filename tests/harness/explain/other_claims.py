@@ -7,6 +7,7 @@ from attention_conformance.implementations.api.contract import Implementation, P
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.conventions import ProductPrecision, values_of
+from attention_conformance.spec.problem import HALF
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
 
@@ -43,8 +44,12 @@ def holding(
 
 
 def rounded_operands(implementation: Implementation, failed: Sequence[tuple[str, str]], device: str) -> str:
-    """The finest precision of the operands of products under which the failing clauses hold; empty: none."""
-    if implementation.claims.conventions.product_precision is not ProductPrecision.WORKING:
+    """The finest precision of the operands of products under which the failing clauses hold; empty: none.
+
+    In a half type alone there is none: it would only make every bound wider.
+    """
+    working = implementation.claims.conventions.product_precision is ProductPrecision.WORKING
+    if not working or all(dtype in HALF for _, dtype in failed):
         return ""
     return holding(implementation, failed, ("product-precision",), device)
 

@@ -158,7 +158,8 @@ class Judge:
 
     def expected(self, case: Case, gradients: bool = False, also: tuple[str, ...] = ()) -> Mapping[str, Expected]:
         """What the reference answers, part by part: the claimed parts, and the parts in `also`."""
-        dtypes = self.dtypes_together if self.dtype in self.dtypes_together and stackable(case) else (self.dtype,)
+        together = self.dtype in self.dtypes_together and stackable(case, self.dtypes_together)
+        dtypes = self.dtypes_together if together else (self.dtype,)
         returned = tuple(dict.fromkeys(self.returned + also))
         return expected_answers(case, dtypes, self.conventions, gradients, returned)[self.dtype]
 

@@ -12,15 +12,13 @@ from attention_conformance.implementations.worker.remote import loss_of
 from attention_conformance.reference.bounds.precision import operands_exact
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
+from attention_conformance.spec.problem import HALF
 from attention_conformance.tests.harness.judge.call_time import BudgetSpentError
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest
 from attention_conformance.tests.harness.judge.influence import wrong_keys
 from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
 from attention_conformance.tests.report.verdict import Failure, FailureKind, Status, Verdict
 from attention_conformance.tests.report.wording import one_line
-
-HALVES = ("bfloat16", "float16")
-"""Dtypes whose bounds may be too wide where an answer is a small difference of large numbers."""
 
 ENDING_CLAUSE = "effects.global-state"
 """The clause by which a candidate's process ends well after its last call."""
@@ -120,7 +118,7 @@ def status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]
 
 
 def _without_checks(judge: Judge) -> tuple[Status, str]:
-    coarse = judge.dtype in HALVES or not operands_exact(judge.dtype, judge.conventions.product_precision)
+    coarse = judge.dtype in HALF or not operands_exact(judge.dtype, judge.conventions.product_precision)
     if judge.tally.inconclusive and coarse:
         return Status.NOT_PROVABLE, f"every bound in {judge.dtype} is too wide to prove anything"
     if judge.tally.inconclusive:

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from attention_conformance.tests.harness.explain.failure_artifacts import write
+from attention_conformance.tests.harness.explain.failure_artifacts import Explained, write
 from attention_conformance.tests.harness.run import post_run
 from attention_conformance.tests.harness.run.command_lines import again
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
@@ -40,7 +40,7 @@ def _explain_failures(config: pytest.Config, telling: Mapping[str, tuple[str, ..
     ):
         verdict = artifacts.verdict
         first = verdict.implementation not in reduced
-        if state.shown is None or (state.shown.counterexample is None and artifacts.counterexample is not None):
+        if state.shown is None or _shows_more(artifacts, state.shown):
             state.shown = artifacts
         if artifacts.counterexample is not None:
             reduced.add(verdict.implementation)
@@ -50,6 +50,12 @@ def _explain_failures(config: pytest.Config, telling: Mapping[str, tuple[str, ..
         if report is not None:
             text = (f"  {line}" for line in post_run.failure_lines(artifacts, state.settings, first))
             report.longrepr = "\n".join([str(report.longrepr), *text])
+
+
+def _shows_more(artifacts: Explained, shown: Explained) -> bool:
+    """Whether it has a smallest case where the failure that is shown has none; advice never stands for what fails."""
+    advice = artifacts.verdict.level != shown.verdict.level
+    return shown.counterexample is None and artifacts.counterexample is not None and not advice
 
 
 def _failed_reports(config: pytest.Config) -> dict[tuple[str, str, str], pytest.TestReport]:

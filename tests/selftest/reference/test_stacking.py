@@ -79,6 +79,11 @@ def test_what_is_large_is_solved_alone() -> None:
     assert not stackable(Case(sizes=sizes).sized(query_length=side + 1))
 
 
+def test_half_types_alone_keep_their_aligned_bounds() -> None:
+    assert not stackable(Case(), ("bfloat16", "float16"))
+    assert stackable(Case(), ("float32", "bfloat16"))
+
+
 @pytest.mark.parametrize("softmax", SoftmaxPrecision)
 def test_precisions_of_a_stack_are_those_of_each(softmax: SoftmaxPrecision) -> None:
     stack = precisions(tuple(DTYPES), softmax)

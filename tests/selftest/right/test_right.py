@@ -10,8 +10,7 @@ import pytest
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin.inhouse.cached import CACHED
 from attention_conformance.spec.features import Feature
-from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.harness.judge.judging import HALVES
+from attention_conformance.spec.problem import DTYPES, HALF
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.selftest.right import (
@@ -86,7 +85,7 @@ def test_is_not_accused(
 
 def _undecided(verdict: Verdict) -> bool:
     """All bounds of a half type were too wide, which may be where gradients are differentiated again."""
-    return verdict.status is Status.NOT_CLAIMED and verdict.dtype in HALVES and verdict.clause.startswith("modules.")
+    return verdict.status is Status.NOT_CLAIMED and verdict.dtype in HALF and verdict.clause.startswith("modules.")
 
 
 def test_documents_one_by_one_contain_what_is_in_them() -> None:

@@ -45,6 +45,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
     return Namespace(
         pattern=[],
         clause=["scores.*"],
+        dtype=["float32"],
         report=tmp_path / "report",
         jobs=1,
         tier="quick",
@@ -58,6 +59,9 @@ def test_what_changed_is_judged_again_and_compared(given: Namespace, capsys: pyt
     shown = capsys.readouterr().out
     assert "| plain | mine | conforms | " in shown
     assert (given.report / TABLE).read_text() == shown
+    assert 'href="mine.plain/report.html#plain/scores"' in (given.report / "index.html").read_text()
+    assert 'id="clause:scores.dot-product" data-verdict="holds"' in (given.report / "clauses.html").read_text()
+    assert "<b>one</b>" in (given.report / "conventions.html").read_text()
     state = given.report / "mine.plain" / STATE
     first = state.stat().st_mtime_ns
     assert matrix(given) == ExitStatus.CONFORMS
@@ -68,6 +72,7 @@ def test_what_changed_is_judged_again_and_compared(given: Namespace, capsys: pyt
     assert matrix(given) == ExitStatus.FAILS
     shown = capsys.readouterr().out
     assert "| plain | mine | fails | " in shown
+    assert "clauses.html#clause:scores.dot-product" in (given.report / "index.html").read_text()
     assert "worse than before: scores.dot-product" in shown
     assert json.loads(state.read_text())["installed"] == ["numpy==2.4.6"]
 
@@ -81,6 +86,7 @@ def test_a_package_that_cannot_be_installed_is_one_row(
     monkeypatch.setattr(matrix_command, "environment", refused)
     assert matrix(given) == ExitStatus.INTERRUPTED
     assert "| mine | mine | not judged |  |  | mine cannot be installed: no such version |" in capsys.readouterr().out
+    assert "mine cannot be installed: no such version" in (given.report / "index.html").read_text()
 
 
 def test_an_adapter_that_cannot_be_loaded_is_one_row(given: Namespace, capsys: pytest.CaptureFixture[str]) -> None:

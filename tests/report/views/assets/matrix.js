@@ -1,0 +1,21 @@
+"use strict";
+{
+  const form = document.getElementById("controls"), count = document.getElementById("count");
+  const items = [...document.querySelectorAll(".item")].map((item) => ({ item, words: item.textContent.toLowerCase() }));
+
+  const filter = () => {
+    const given = new FormData(form), search = (given.get("search") ?? "").trim().toLowerCase();
+    const verdict = given.get("verdict") ?? "";
+    for (const each of items) {
+      each.item.hidden = !each.words.includes(search) || Boolean(verdict) && each.item.dataset.verdict !== verdict;
+    }
+    const counted = items.filter((each) => each.item.matches("tr, .clause"));
+    count.value = `${counted.filter((each) => !each.item.hidden).length} of ${counted.length} shown`;
+  };
+
+  form.hidden = false;
+  form.addEventListener("input", filter);
+  form.addEventListener("reset", () => setTimeout(filter));
+  form.addEventListener("submit", (event) => event.preventDefault());
+  filter();
+}
