@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.inhouse import rotary_scaling as scaling
-from attention_conformance.implementations.builtin.inhouse.rotary_scaling import Setting
+from attention_conformance.implementations.builtin.inhouse import scaled_tables as scaling
+from attention_conformance.implementations.builtin.inhouse.scaled_tables import Setting
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Steps
 from attention_conformance.implementations.defects.breaking import GRADIENT, PRECISION, breaks, breaks_function

@@ -14,7 +14,7 @@ from attention_conformance.implementations.builtin.inhouse.call_options import s
 from attention_conformance.implementations.builtin.inhouse.head_attention import softmax
 from attention_conformance.implementations.builtin.inhouse.online import wide
 from attention_conformance.implementations.builtin.inhouse.rotary import rotated_pair
-from attention_conformance.implementations.builtin.inhouse.rotary_scaling import scaled_rotary
+from attention_conformance.implementations.builtin.inhouse.scaled_tables import scaled_rotary
 from attention_conformance.implementations.builtin.inhouse.tile_masks import INFINITY, Masks
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.spec.conventions import (
