@@ -55,6 +55,7 @@ PROBES = (
     Case(seed=214, mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW),
     Case(seed=215, padding=Padding.EMPTY_SAMPLE),
     Case(seed=216).sized(num_heads=6, num_kv_heads=3),
+    Case(seed=239).sized(num_heads=4, num_kv_heads=2),
     Case(seed=217).extended(window_left=1),
     Case(seed=218).extended(window_right=1),
     Case(seed=237).sized(query_length=7).extended(window_left=1),
