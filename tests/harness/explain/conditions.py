@@ -202,7 +202,7 @@ def _of_extent(base: Case, names: tuple[str, ...], failing: Sequence[Observation
     if all(outcomes.values()):
         return []
     least_limit = 0 if names[0] in ("batch", "num_heads") else TRIVIAL
-    for words, rule in _rules(outcomes, fails, least_limit):
+    for words, rule in _rules(outcomes, fails, least_limit, names[0] in ("d_k", "d_v")):
         if all(rule(extent) == outcome for extent, outcome in outcomes.items()):
             return [_extent_condition(words, names[0], rule)]
     low, high = _below_and_above(outcomes)
@@ -234,9 +234,12 @@ def _extent_condition(words: str, name: str, rule: Callable[[int], bool]) -> Con
 
 
 def _rules(
-    outcomes: dict[int, bool], fails: Callable[[int], bool | None], least_limit: int
+    outcomes: dict[int, bool], fails: Callable[[int], bool | None], least_limit: int, width: bool
 ) -> Iterator[tuple[str, Callable[[int], bool]]]:
-    """Rules that may fit, the simplest first; their limits lie between cases that were run."""
+    """Rules that may fit, the simplest first; their limits lie between cases that were run.
+
+    Of single widths kernels have code of their own; a single length that fails is one at which something was kept.
+    """
     passing, failing = ([n for n, outcome in outcomes.items() if outcome is kind] for kind in (False, True))
     if max(passing) < min(failing):
         most = _boundary(max(passing), min(failing), fails)
@@ -249,7 +252,7 @@ def _rules(
     for multiple in MULTIPLES:
         yield f"a number of {{}} that is no multiple of {multiple}", lambda n, m=multiple: n % m != 0  # type: ignore[misc]
         yield f"a number of {{}} that is a multiple of {multiple}", lambda n, m=multiple: n % m == 0  # type: ignore[misc]
-    if len(failing) == 1:
+    if width and len(failing) == 1:
         yield f"exactly {failing[0]} {{}}", lambda n: n == failing[0]
     limit = max((n for n in passing if n < min(failing)), default=0)
     most = _boundary(limit, min(failing), fails) if limit else 0
