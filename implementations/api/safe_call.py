@@ -4,10 +4,10 @@ import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dis import opmap
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ Answer = TypeVar("Answer")
 
 RETURNED = ("weights", "averaged_weights", "log_sum_exp")
 """The parts of a `Result` that may be None."""
+GRADIENT = "the gradient of "
 
 
 LONGEST, LONGEST_NAME = 1000, 100
@@ -180,14 +181,23 @@ def function_answer(name: str, function: Callable[..., object], arguments: tuple
 def _usable(result: object) -> Result:
     if not isinstance(result, Result):
         raise CandidateError(f"returned {type(result).__name__}, not a Result")
+    usable = dict[str, Array]()
     for part, array in _parts(result):
         if type(array) is not np.ndarray:
             raise CandidateError(f"returned {part} as {type(array).__name__}, not as a NumPy array")
         if array.dtype.kind not in "biuf" and not array.dtype.name.startswith(("float", "bfloat")):
             raise CandidateError(f"returned {part} in {array.dtype}, not in real numbers")
-    for other in result.others.values():
-        _usable(other)
-    return result
+        usable[part] = _quiet(array)
+    others = {name: _usable(other) for name, other in result.others.items()}
+    gradients = {name: usable.get(f"{GRADIENT}{name}", array) for name, array in result.gradients.items()}
+    returned: dict[str, Any] = {part: usable[part] for part in ("output", *RETURNED) if part in usable}
+    return replace(result, others=others, gradients=gradients, **returned)
+
+
+def _quiet(array: Array) -> Array:
+    """The array, with NaN that raise no flag where they are converted: memory never written may hold others."""
+    absent = np.isnan(array) if array.dtype.kind == "f" else None
+    return array if absent is None or not absent.any() else np.where(absent, array.dtype.type(np.nan), array)
 
 
 def _parts(result: Result) -> Iterator[tuple[str, object]]:
@@ -195,7 +205,7 @@ def _parts(result: Result) -> Iterator[tuple[str, object]]:
         raise CandidateError("returned a Result whose gradients or others are no mapping")
     yield "output", result.output
     yield from ((part, array) for part in RETURNED if (array := getattr(result, part)) is not None)
-    yield from ((f"the gradient of {name}", array) for name, array in result.gradients.items() if array is not None)
+    yield from ((f"{GRADIENT}{name}", array) for name, array in result.gradients.items() if array is not None)
 
 
 def _first_line(error: BaseException) -> str:

@@ -43,23 +43,23 @@ STANDARD = ("__future__", "collections.abc", "dataclasses", "pathlib", "typing")
 def adapter_text(target: str, adapter: Adapter, findings: Sequence[Finding], folder: Path) -> str:
     """The text of an adapter file for a folder."""
     facts = Facts.of(findings)
-    name = _one_line(Target.parse(target).parts[-1])
+    name = one_line(Target.parse(target).parts[-1])
     fit = "\n".join(_fit(adapter, facts))
-    own = "\n".join(_target_lines(target, folder))
+    own = "\n".join(target_lines(target, folder))
     body = [adapter.text.strip("\n"), fit, "\n".join(_implementation(name, adapter, facts, bool(fit)))]
     text = "\n\n\n".join(part for part in body if part) + "\n"
-    imports = _imports([*adapter.imports, *IMPORTS], own + text)
+    imports = imports_of([*adapter.imports, *IMPORTS], own + text)
     head = f'"""An adapter for {name}, written by `attention-conformance audit`: its claims were observed."""'
     open_topics = "".join(f"\n{line}" for line in _undetermined(findings))
     return "\n".join([head, "", *imports, "", own, "", "", text]) + (f"{open_topics}\n" if open_topics else "")
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Text in one line that ends no comment and no docstring."""
     return "".join(c if c.isprintable() else " " for c in text).replace('"""', "'''").replace("\\", "/")
 
 
-def _imports(lines: Sequence[str], text: str) -> list[str]:
+def imports_of(lines: Sequence[str], text: str) -> list[str]:
     """Import lines in groups, without the names that the text does not need."""
     names: dict[str, set[str]] = {}
     for line in lines:
@@ -78,7 +78,7 @@ def _imports(lines: Sequence[str], text: str) -> list[str]:
     return "\n\n".join("\n".join(group) for group in groups if group).splitlines()
 
 
-def _target_lines(target: str, folder: Path) -> Iterator[str]:
+def target_lines(target: str, folder: Path) -> Iterator[str]:
     """The lines that define `target`."""
     parsed = Target.parse(target)
     outer, *inner = parsed.name.split(".")
@@ -140,7 +140,7 @@ def _evidence(feature: Feature, facts: Facts) -> str:
 
 
 def _commented(line: str, comment: str) -> str:
-    room, comment = WIDEST - len(line) - 4, _one_line(comment)
+    room, comment = WIDEST - len(line) - 4, one_line(comment)
     comment = comment if len(comment) <= room else comment[: max(0, room - 3)] + "..."
     return f"{line}  # {comment}" if comment else line
 

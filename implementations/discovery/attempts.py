@@ -34,6 +34,8 @@ GUESSES = (Size.NOTHING, Size.WIDTH, Size.HEADS, Size.FLAG)
 OF_A_HEAD = {"d", "k", "v", "q", "head", "key", "keys", "value", "values"}
 WIDTHS = {"dim", "size", "width", "features", "channels", "units", "embed", "embd", "emb", "d", "hidden", "model", "c"}
 """Words in the names of widths: of one head perhaps, and of any."""
+MOST_WORDS = {"max", "maximum"}
+"""Words in the names of numbers of tokens, where they state nothing else."""
 
 
 def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
@@ -96,6 +98,8 @@ def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
         return (Size.WIDTH,)
     if parameter.annotation in (bool, "bool") or "causal" in words:
         return (Size.FLAG,)
+    if words & MOST_WORDS:
+        return (Size.LENGTH,)
     return GUESSES
 
 

@@ -38,6 +38,7 @@ from attention_conformance.implementations.discovery.findings import (
 from attention_conformance.implementations.discovery.loading import TargetError, load_target
 from attention_conformance.implementations.discovery.probe import Oracle, Subject
 from attention_conformance.implementations.discovery.probe_interface import find_subject
+from attention_conformance.implementations.discovery.skeleton import Refusal, SkeletonError, skeleton
 from attention_conformance.spec.features import Feature
 
 Probe: TypeAlias = Callable[[Subject, Facts], Iterator[Finding]]
@@ -141,7 +142,7 @@ def audit_apart(
         TargetError: the target cannot be used.
         LostError: it ended the process, or did not answer, before anything could be probed.
     """
-    child = Child(target, oracle, device, seconds)
+    child = Child(target, oracle, device, seconds, folder)
     try:
         findings = child.start()
         for probe in PROBES:
@@ -162,6 +163,7 @@ class Child:
 
     Attributes:
         seconds: how long to wait for an answer.
+        folder: of the adapter that is left to be completed where the target cannot be read; None: none is wanted.
         caution: why the effects of masks and of parameters of unknown names are not probed, see `find_adapter`.
         loaded: whether the target could be imported.
     """
@@ -170,6 +172,7 @@ class Child:
     oracle: Oracle
     device: str
     seconds: float
+    folder: Path | None = None
     caution: str = ""
     process: BaseProcess | None = None
     connection: Connection[Any, Any] | None = field(default=None, repr=False)
@@ -195,7 +198,7 @@ class Child:
         self.loaded = False
         context = get_context("spawn")
         self.connection, child_end = context.Pipe()
-        arguments = (child_end, self.target, self.oracle, self.device, self.caution)
+        arguments = (child_end, self.target, self.oracle, self.device, self.caution, self.folder)
         self.process = context.Process(target=_serve, args=arguments)
         self.process.start()
         child_end.close()
@@ -204,8 +207,8 @@ class Child:
                 answer = self._answer(self.seconds + more)
             except LostError as error:
                 raise LostError(f"{step} {error}") from error
-            if isinstance(answer, str):
-                raise TargetError(answer)
+            if isinstance(answer, Refusal):
+                raise SkeletonError(answer)
             self.loaded = True
         findings: list[Finding] = answer
         return findings
@@ -251,25 +254,28 @@ class Child:
         self.process = self.connection = None
 
 
-def _serve(connection: Connection[Any, Any], target: str, oracle: Oracle, device: str, caution: str) -> None:
+def _serve(
+    connection: Connection[Any, Any], target: str, oracle: Oracle, device: str, caution: str, wanted: Path | None
+) -> None:
     """Answers requests until the other end is closed. What the target prints is discarded."""
     with contextlib.suppress(OSError, AttributeError):
         os.setsid()
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
+    loaded: object = None
     try:
         loaded = load_target(target)
         connection.send([])
         adapter = find_adapter(loaded, device, oracle, caution)
         subject, findings = first_findings(adapter, device, oracle)
     except TargetError as error:
-        connection.send(str(error))
+        connection.send(Refusal(str(error), skeleton(target, loaded, str(error), wanted) if wanted else ""))
         return
     except Exception as error:
-        connection.send(f"its answers could not be read: {error_line(error)}")
+        connection.send(Refusal(f"its answers could not be read: {error_line(error)}"))
         return
-    connection.send(findings if subject is not None else findings[-1].evidence)
+    connection.send(findings if subject is not None else Refusal(findings[-1].evidence))
     while subject is not None:
         try:
             probe, before, folder = connection.recv()

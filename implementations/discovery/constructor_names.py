@@ -144,6 +144,7 @@ USUAL: Mapping[str, object] = {
 GROUPS = (
     *("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv_head", "n_query_groups", "query_groups"),
     *("num_query_groups", "num_kv_groups", "n_kv_groups", "kv_groups", "n_kv", "n_local_kv_heads"),
+    *("num_groups", "n_groups", "num_query_head_groups", "kv_head_num", "n_heads_kv", "num_heads_kv"),
 )
 
 
@@ -169,7 +170,7 @@ class Settings:
             return USUAL[name]
         if name in GROUPS:
             return self._sizes[1]
-        if (size := _setting(name)) is None:
+        if (size := setting_size(name)) is None:
             if not name.startswith("_") and hasattr(self._defaults, name):
                 return getattr(self._defaults, name)
             if self._lenient and not name.startswith("_"):
@@ -188,7 +189,7 @@ class Settings:
         return getattr(self, name, default)
 
 
-def _setting(name: str) -> Size | None:
+def setting_size(name: str) -> Size | None:
     """As `size_of`; an object of settings may have the letters of equations."""
     return size_of(name) or {"D": Size.WIDTH, "d": Size.WIDTH, "E": Size.WIDTH, "C": Size.WIDTH}.get(name)
 
@@ -218,7 +219,7 @@ def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = Fa
     hint = hints.get(name)
     if not (isinstance(hint, type) and is_dataclass(hint)):
         return Settings(width, heads, lenient, _defaults(kind, hint), kind)
-    named = {each.name: size for each in fields(hint) if (size := _setting(each.name)) and each.init}
+    named = {each.name: size for each in fields(hint) if (size := setting_size(each.name)) and each.init}
     given = {name: value_of(size, width, heads) for name, size in named.items() if size is not Size.BIAS}
     given |= {each.name: heads for each in fields(hint) if each.name in GROUPS and each.init}
     usual = {each.name for each in fields(hint) if each.default is MISSING or each.name == "device"}

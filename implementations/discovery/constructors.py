@@ -90,6 +90,7 @@ class Constructor:
         norms: its norms of queries and keys, where they are judged with it.
         guessed: its parameters of unknown names that are given a size.
         tokens: those that it is called with to look at it, and that its window has.
+        kv_heads: of keys and values, where it always has so many; 0: as many as those of queries, or as it is told.
     """
 
     kind: Callable[..., nn.Module]
@@ -109,6 +110,7 @@ class Constructor:
     norms: FoundNorm | None = None
     guessed: tuple[str, ...] = ()
     tokens: int = 5
+    kv_heads: int = 0
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
@@ -126,12 +128,11 @@ class Constructor:
             given.setdefault(self.spelled["num_kv_heads"], num_heads)
         lengths = {name: longest(num_heads) for name, value in self.options.items() if value == LONGEST}
         given = {**self.options, **lengths, **given}
+        sizes = {name: value_of(size, embed_dim, num_heads, self.tokens) for name, size in self.sizes.items()}
         if self.settings:
-            return self.kind(
-                **{self.settings: settings_of(self.kind, self.settings, embed_dim, num_heads, self.lenient)}, **given
-            )
+            settings = settings_of(self.kind, self.settings, embed_dim, num_heads, self.lenient)
+            return self.kind(**{self.settings: settings}, **{**sizes, **given})
         if self.sizes:
-            sizes = {name: value_of(size, embed_dim, num_heads, self.tokens) for name, size in self.sizes.items()}
             return self.kind(**{**sizes, **given})
         if self.named:
             return self.kind(embed_dim=embed_dim, num_heads=num_heads, **given)
@@ -182,7 +183,8 @@ class Constructor:
     @property
     def one_head(self) -> bool:
         """Whether it takes no number of heads, and has one."""
-        return bool(self.sizes) and Size.HEADS not in self.sizes.values() and Size.HEADS not in self.globals.values()
+        counted = {*self.sizes.values(), *self.globals.values()}
+        return bool(self.sizes) and not self.settings and Size.HEADS not in counted
 
     @property
     def heads(self) -> int:
@@ -198,7 +200,8 @@ class Constructor:
     @property
     def features(self) -> frozenset[Feature]:
         """What its parameters claim."""
-        return frozenset(feature for option in self.spelled for feature in CONSTRUCTOR_OPTIONS[option].features)
+        told = (feature for option in self.spelled for feature in CONSTRUCTOR_OPTIONS[option].features)
+        return frozenset([*told, Feature.GROUPED] if self.kv_heads else told)
 
 
 def constructor(kind: type[nn.Module]) -> Constructor:
@@ -212,8 +215,10 @@ def constructor(kind: type[nn.Module]) -> Constructor:
     if takes_any(signature, inspect.Parameter.VAR_KEYWORD) and issubclass(kind, nn.MultiheadAttention):
         parameters = {**inspect.signature(nn.MultiheadAttention).parameters, **parameters}
     if name := settings_parameter(signature):
-        flags = {p.name: False for p in parameters.values() if required(p) and p.name != name}
-        return Constructor(kind, settings=name, options=flags)
+        needed = [p.name for p in parameters.values() if required(p) and p.name != name]
+        beside = {each: size for each in needed if (size := size_of(each)) and size is not Size.FLAG}
+        flags = {each: False for each in needed if each not in beside}
+        return Constructor(kind, settings=name, options=flags, sizes=beside)
     named = {"embed_dim", "num_heads"} <= set(parameters)
     known_sizes = {} if named else _known_sizes(signature)
     if known_sizes:

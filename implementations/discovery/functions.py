@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported, any_case
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.api.safe_call import CallOutcome
+from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
 from attention_conformance.implementations.discovery.always import with_premises
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
@@ -56,6 +58,7 @@ from attention_conformance.implementations.discovery.module_masks import (
     empty_rows_of_each_kind,
     empty_rows_of_window,
 )
+from attention_conformance.implementations.discovery.one_key_head import OneKeyHead, with_key_heads
 from attention_conformance.implementations.discovery.shipped import ShippedCall, as_shipped, with_cache
 from attention_conformance.implementations.discovery.shipped_others import interfaces
 from attention_conformance.implementations.discovery.signatures import (
@@ -73,6 +76,10 @@ from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import NO_PREMISES, Premises
+from attention_conformance.spec.problem import DTYPES
+
+if TYPE_CHECKING:
+    from attention_conformance.implementations.discovery.laid_out import LaidOut
 
 torch = optional("torch")
 
@@ -110,6 +117,7 @@ def function_candidate(
         made = _usual_candidate(name, function, settings, device, premises)
     except TargetError:
         laid = _laid_out_candidate(name, function, settings, device, premises)
+        laid = laid or _made(name, OneKeyHead(function), settings, device, premises)
         if laid is None:
             raise
         return laid
@@ -124,6 +132,15 @@ def _laid_out_candidate(
 
     try:
         adapted = laid_out(function, device)
+    except TargetError:
+        return None
+    return _made(name, adapted, settings, device, premises)
+
+
+def _made(
+    name: str, adapted: LaidOut | OneKeyHead, settings: Mapping[str, str], device: str, premises: Premises
+) -> Implementation | None:
+    try:
         made = _usual_candidate(name, adapted, settings, device, premises)
     except TargetError:
         return None
@@ -139,6 +156,8 @@ def _usual_candidate(
     conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming({**documented, **settings})
     options = _options(signature_of(function))
     fits = one_set_of_ids if any(map(options.for_both, FOR_BOTH)) else any_case
+    one_key_head = isinstance(function, OneKeyHead)
+    fits = partial(with_key_heads, 1, fits) if one_key_head else fits
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
     if interface:
         claims = replace(claims, features=claims.features - interface.lacks, fit=interface.fit)
@@ -157,17 +176,30 @@ def _usual_candidate(
     if not any("row" in key for key in settings):
         check, seen = empty_rows_of_window(check)
         always = [*always, *seen]
-    check, refuted = option_claims(check, options.named.features)
+    known = frozenset({Feature.GROUPED}) if one_key_head else frozenset()
+    check, refuted = option_claims(check, options.named.features | known)
     scores = returns_scores(getattr(function, "function", function))
     found = extras_seen(check, plain, _extents(claims), scores)
     extras = tuple(e for e in found if e.name != "averaged_weights")
     if "returned-weights" not in settings:
         check = with_returned_weights(check, extras)
     claims, notes = core_claims(check, kind.exact_dtype)
+    if stated := _stated_dtype(signature_of(function)):
+        claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
+        notes = (*notes, f"judged in {stated}, as its parameter 'dtype' states")
     notes = (*limits, *always, *ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted)
     notes = (*(shipped.notes if shipped else ()), *notes)
     made = _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
     return with_cache(made, shipped) if shipped else made
+
+
+def _stated_dtype(signature: inspect.Signature) -> str:
+    """The type of numbers that its parameter `dtype` has by default, and in which it computes; empty for none."""
+    parameter = signature.parameters.get("dtype")
+    if parameter is None or parameter.default in (None, parameter.empty):
+        return ""
+    name = str(parameter.default).removeprefix("torch.")
+    return name if name in DTYPES else safe_call(lambda: np.dtype(parameter.default).name).value or ""
 
 
 def _extents(claims: Claims) -> dict[str, int]:

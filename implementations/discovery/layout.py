@@ -10,9 +10,11 @@ from attention_conformance.implementations.adapters.mha_interface import one_mas
 from attention_conformance.implementations.api.contract import Claims, Unsupported, any_case
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.bare import Inputs
-from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor
+from attention_conformance.implementations.discovery.constructor_names import longest
+from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor, built
 from attention_conformance.implementations.discovery.forwards import ModuleCall
 from attention_conformance.implementations.discovery.module_masks import fit_form
+from attention_conformance.implementations.discovery.one_key_head import with_key_heads
 from attention_conformance.implementations.discovery.parameters import patterns
 from attention_conformance.implementations.discovery.probe import HALF
 from attention_conformance.spec.cases import Case
@@ -42,17 +44,28 @@ def _independent(
     return torch.allclose(before.select(axis, -1), after.select(axis, -1), rtol=0.0, atol=HALF)
 
 
-def fit_of_call(call: ModuleCall, even_heads: bool, case: Case) -> Case | Unsupported:
+def has_tables(make: Constructor) -> bool:
+    """Whether it keeps an array of as many rows as tokens that it is built for: it takes no more."""
+    with torch.random.fork_rng(devices=[]):
+        module = built(make)
+    return any(longest(make.heads) in each.shape for each in (*module.buffers(), *module.parameters()))
+
+
+def fit_of_call(call: ModuleCall, even_heads: bool, limited: bool, kv_heads: int, case: Case) -> Case | Unsupported:
     """The nearest case that it supports."""
+    if limited:
+        s, most = case.sizes, longest(case.sizes.num_heads)
+        case = case.sized(query_length=min(most, s.query_length), key_length=min(most, s.key_length))
     width = case.sizes.d_k + case.sizes.d_k % 2
     even = case.sized(d_k=width, d_v=width if case.sizes.d_v == case.sizes.d_k else case.sizes.d_v)
     formed = fit_form(even if even_heads else case, call.form)
-    return formed if isinstance(formed, Unsupported) else usual_fit(call)(formed)
+    return formed if isinstance(formed, Unsupported) else usual_fit(call, kv_heads)(formed)
 
 
-def usual_fit(call: ModuleCall) -> Callable[[Case], Case | Unsupported]:
+def usual_fit(call: ModuleCall, kv_heads: int) -> Callable[[Case], Case | Unsupported]:
     """The fit of a causal flag that describes the mask; where it is always causal, a mask is one of its own."""
-    return one_mask if "is_causal" in call.options else any_case
+    fit = one_mask if "is_causal" in call.options else any_case
+    return partial(with_key_heads, kv_heads, fit) if kv_heads else fit
 
 
 def fit_of_heads(make: Constructor, claims: Claims) -> Callable[[Case], Case | Unsupported]:

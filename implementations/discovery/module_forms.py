@@ -200,7 +200,7 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
     if refused is not None and (reading is None or (reading.variant is None and not _all_named(make))):
         raise refused
     if reading is not None and (refused is not None or not usual):
-        make = replace(make, places=reading.places, held=reading.held, widths=False)
+        make = replace(make, places=reading.places, held=reading.held, widths=False, kv_heads=reading.kv_heads)
     call = replace(call, tap=tap_of(built(make), _last_layer(make), answer, WIDTH, make.tokens))
     return make, call, None if reading is None else reading.variant
 

@@ -217,10 +217,14 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
 
 
 def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
-    """The check without masks of unpublished names that raise, and without floats where zeros mask."""
-    if is_published(call) or not {"bool_mask", "float_mask"} <= set(call.options.spelled):
+    """The check without masks of unpublished names that raise, and without floats where zeros mask.
+
+    `attn_mask` alone is a name that others use for masks of 0 and 1 as well.
+    """
+    published = set(PUBLISHED) & set(call.options.named.spelled.values())
+    if published - {"attn_mask"} or not {"bool_mask", "float_mask"} <= set(call.options.spelled):
         return check, []
-    if error := check.run(shaped(MASKED, call.form)).error:
+    if not published and (error := check.run(shaped(MASKED, call.form)).error):
         return check.without(MASKS), [f"masks not claimed: {error}"]
     if Feature.FLOAT_MASK not in check.claims:
         return check, []

@@ -54,7 +54,7 @@ from attention_conformance.implementations.discovery.extras import (
     returns_scores,
 )
 from attention_conformance.implementations.discovery.forwards import ModuleCall
-from attention_conformance.implementations.discovery.layout import fit_of_call, fit_of_heads, usual_fit
+from attention_conformance.implementations.discovery.layout import fit_of_call, fit_of_heads, has_tables, usual_fit
 from attention_conformance.implementations.discovery.mirrors import Mirror
 from attention_conformance.implementations.discovery.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.module_masks import (
@@ -106,7 +106,8 @@ def module_run(
 
 
 def _build(make: Constructor, evaluating: bool, problem: Problem) -> nn.Module:
-    groups = {} if problem.num_kv_heads == problem.num_heads else {"num_kv_heads": problem.num_kv_heads}
+    told = problem.num_kv_heads != problem.num_heads and not make.kv_heads
+    groups = {"num_kv_heads": problem.num_kv_heads} if told else {}
     make = replace(make, tokens=problem.query.shape[-2]) if make.window is Size.WINDOW else make
     return build_mha(make, **groups)(problem).train(not evaluating)
 
@@ -188,7 +189,9 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check = ClaimCheck(
         call,
         partial(module_run, make),
-        Claims(Scope.MODULE, features, conventions, fit=usual_fit(call), premises=Premises(length=length)),
+        Claims(
+            Scope.MODULE, features, conventions, fit=usual_fit(call, make.kv_heads), premises=Premises(length=length)
+        ),
         device,
     ).in_first_dtype()
     first, second = check.run(PLAIN), check.run(PLAIN)
@@ -200,8 +203,11 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
     even = call.rotates or (_needs_even(make, call) and not has_published_interface(kind))
-    if call.form in SHAPES or even:
-        check = replace(check, claims=replace(check.claims, fit=partial(fit_of_call, call, even)))
+    limited = has_tables(make)
+    if call.form in SHAPES or even or limited:
+        check = replace(
+            check, claims=replace(check.claims, fit=partial(fit_of_call, call, even, limited, make.kv_heads))
+        )
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
     check, seen = as_seen(call, check) if observed else (check, [])

@@ -69,11 +69,13 @@ class Reading:
         places: by path, in which the number of a head is a star.
         variant: of attention, as which it answers so; None where it answers as none.
         held: parameters that are no projections, and the value at which each has no effect.
+        kv_heads: of keys and values, where these are not as many as those of queries; else 0.
     """
 
     places: Mapping[str, Place]
     variant: Variant | None = None
     held: Mapping[str, str] = field(default_factory=dict)
+    kv_heads: int = 0
 
     @property
     def is_usual(self) -> bool:
@@ -168,10 +170,12 @@ def roles_of(slot: Slot) -> str:
     return "o" if output else ""
 
 
-def arrangements(slot: Slot, roles: str, width: int, heads: int) -> Iterator[Arranged]:
-    """The axes in which it can hold the weights of these roles, the usual first."""
+def arrangements(slot: Slot, roles: str, width: int, heads: int, kv_heads: int = 0) -> Iterator[Arranged]:
+    """The axes in which it can hold the weights of these roles, the usual first; `kv_heads` 0 is one for each head."""
+    head_width = width // heads
+    heads = kv_heads if kv_heads and {*roles} <= {*"kv"} else heads
     names = tuple(f"{'b' if slot.is_bias else 'w'}_{role}" for role in roles)
-    extents = {"r": len(roles), "e": width, "h": heads, "d": width // heads}
+    extents = {"r": len(roles), "e": width, "h": heads, "d": head_width}
     letters = "r" * (len(roles) > 1) + "e" * (not slot.is_bias or roles == "o") + "hd" * (names != ("b_o",))
     letters = letters.replace("h", "") if slot.per_head else letters
     usual = ("e", "hd") if roles == "o" else ("rhd", "e") if len(roles) > 1 else ("hd", "e")
@@ -200,25 +204,25 @@ def _groups(letters: str, count: int) -> Iterator[tuple[str, ...]]:
             yield (letters[:end], *rest)
 
 
-def readings(found: Sequence[Slot], width: int, heads: int) -> Iterator[Reading]:
+def readings(found: Sequence[Slot], width: int, heads: int, kv_heads: int = 0) -> Iterator[Reading]:
     """What the parameters may hold: as their names state, and where these state nothing, in any way that fits."""
     for assigned in _assignments(found):
         alike: dict[object, list[Slot]] = {}
         for slot, roles in assigned.items():
             if roles and not slot.is_bias:
                 alike.setdefault((slot.shape, slot.linear, roles == "o", len(roles)), []).append(slot)
-        choices = [list(arrangements(group[0], assigned[group[0]], width, heads)) for group in alike.values()]
+        choices = [list(arrangements(group[0], assigned[group[0]], width, heads, kv_heads)) for group in alike.values()]
         for chosen in product(*choices):
             weights = {
                 slot: replace(place, names=tuple(f"w_{role}" for role in assigned[slot]))
                 for group, place in zip(alike.values(), chosen, strict=True)
                 for slot in group
             }
-            yield from _with_biases(assigned, weights, width, heads)
+            yield from _with_biases(assigned, weights, width, heads, kv_heads)
 
 
 def _with_biases(
-    assigned: Mapping[Slot, str], weights: Mapping[Slot, Arranged], width: int, heads: int
+    assigned: Mapping[Slot, str], weights: Mapping[Slot, Arranged], width: int, heads: int, kv_heads: int
 ) -> Iterator[Reading]:
     """The biases lie as the weights of their owners do, or as they can."""
     places: dict[str, Place] = {slot.pattern: place for slot, place in weights.items()}
@@ -227,13 +231,13 @@ def _with_biases(
             continue
         owner = next((w for s, w in weights.items() if s.owner == slot.owner), None)
         like = tuple("".join(c for c in group if c != "e") for group in owner.axes) if owner else ()
-        possible = list(arrangements(slot, roles, width, heads))
+        possible = list(arrangements(slot, roles, width, heads, kv_heads))
         order = "".join(like)
         best = next((each for each in possible if "".join(each.axes) == order), possible[0] if possible else None)
         if best is None:
             return
         places[slot.pattern] = replace(best, names=tuple(f"b_{n[2]}" for n in owner.names)) if owner else best
-    yield Reading(places)
+    yield Reading(places, kv_heads=kv_heads)
 
 
 def _assignments(found: Sequence[Slot]) -> Iterator[dict[Slot, str]]:
@@ -285,6 +289,9 @@ def read(module: nn.Module, answer: Answer, inputs: int, width: int, heads: int,
     for fill, held in _held(found, module):
         rest = [slot for slot in found if slot.pattern not in held]
         possible = [each for each in islice(readings(rest, width, heads), MOST) if _complete(each, rest)]
+        if not possible and heads > 1:
+            one_key_head = islice(readings(rest, width, heads, 1), MOST)
+            possible = [each for each in one_key_head if _complete(each, rest)]
         if possible and not held:
             likeliest = possible[0]
         if possible and (
@@ -335,7 +342,7 @@ def _matched(
     for several, count in ((PLAIN_VARIANTS, len(possible)), (OTHER_VARIANTS, FEW)):
         for reading in possible[:count]:
             held_in = _weights(reading, parameters, width, heads)
-            shown = projected((given[0], given[1], given[2]), held_in, heads)
+            shown = projected((given[0], given[1], given[2]), held_in, heads, reading.kv_heads)
             for variant in several:
                 expected = safe_call(partial(output_of_variant, shown, variant)).value
                 if expected is not None and any(_near(expected, each) for each in outputs):
@@ -363,12 +370,13 @@ def _weights(
 ) -> dict[str, torch.Tensor]:
     """The parameters by their names in `Problem.parameters`."""
     found: dict[str, Any] = {}
-    shapes = {"w": (width, width), "b": (width,)}
+    of_keys = width if not reading.kv_heads else width // heads * reading.kv_heads
     for path, parameter in parameters.items():
         for pattern, head in patterns(path):
             if isinstance(place := reading.places.get(pattern), Arranged):
-                whole = replace(place, heads=heads, kv_heads=heads, head=head)
-                like = {name: shapes[name[0]] for name in whole.names}
+                whole = replace(place, heads=heads, kv_heads=reading.kv_heads or heads, head=head)
+                mixed = {name: of_keys if name[2] in "kv" else width for name in whole.names}
+                like = {name: (width, mixed[name]) if name[0] == "w" else (mixed[name],) for name in whole.names}
                 for name, part in whole.unpacked(parameter.numpy(), like).items():
                     found[name] = found[name] + part if name in found else part
                 break

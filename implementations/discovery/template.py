@@ -47,7 +47,9 @@ def variants() -> Iterator[Variant]:
 
 @dataclass(frozen=True)
 class Projected:
-    """Query, key and value in heads (B, H, L, d), float64, the weight (H * d, E) and the bias (E,) of the output."""
+    """Query, key and value in heads (B, H, L, d), keys in one or as many, float64,
+    the weight (H * d, E) and the bias (E,) of the output.
+    """
 
     query: torch.Tensor
     key: torch.Tensor
@@ -57,13 +59,16 @@ class Projected:
 
 
 def projected(
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], parameters: Mapping[str, torch.Tensor], heads: int
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    parameters: Mapping[str, torch.Tensor],
+    heads: int,
+    kv_heads: int = 0,
 ) -> Projected:
     """The inputs (B, L, E) with weights (E, H * d) and biases (H * d,) applied, by the names of `Problem`."""
 
     def in_heads(x: torch.Tensor, role: str) -> torch.Tensor:
         flat = x @ parameters[f"w_{role}"] + parameters.get(f"b_{role}", x.new_zeros(()))
-        return flat.view(*flat.shape[:-1], heads, -1).transpose(1, 2)
+        return flat.view(*flat.shape[:-1], heads if role == "q" else kv_heads or heads, -1).transpose(1, 2)
 
     q, k, v = (in_heads(x, role) for x, role in zip(inputs, "qkv", strict=True))
     return Projected(q, k, v, parameters.get("w_o"), parameters.get("b_o"))

@@ -4,6 +4,12 @@
 #
 # [tool.attention-conformance]
 # implementations = ["padded", "in_blocks", "causal"]
+#
+# [tool.attention-conformance.findings]
+# padded = """
+# With autopad=True and without a mask, keys of zeros that fill the last window up are attended to. No report
+# was found.
+# """
 # ///
 """local-attention: its LocalAttention with exact windows of 4 keys, to both sides and causal."""
 

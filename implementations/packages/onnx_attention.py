@@ -4,6 +4,12 @@
 #
 # [tool.attention-conformance]
 # implementations = ["reference", "runtime"]
+#
+# [tool.attention-conformance.findings]
+# reference = """
+# With the causal flag and a mask of one row, (B, 1, 1, Lk), the triangle is made for the mask's single query,
+# so that every query sees the first key alone. No report was found.
+# """
 # ///
 """ONNX: the operator Attention of opset 23, in the reference evaluator and in ONNX Runtime on the CPU."""
 

@@ -4,6 +4,12 @@
 #
 # [tool.attention-conformance]
 # implementations = ["op"]
+#
+# [tool.attention-conformance.findings]
+# op = """
+# After a call with a boolean mask of a wrong length, which is refused, right calls of earlier shapes on the
+# same compiled model are refused, too. No report was found.
+# """
 # ///
 """OpenVINO: the operation ScaledDotProductAttention of opset 13, on the CPU in float32."""
 

@@ -4,6 +4,15 @@
 #
 # [tool.attention-conformance]
 # implementations = ["attend", "flash", "flash_argument"]
+#
+# [tool.attention-conformance.findings]
+# flash = """
+# With flash=True and more queries than keys, the causal triangle starts in the top-left corner, and otherwise
+# in the bottom-right one. No report was found.
+# """
+# flash_argument = """
+# With flash=True, causal=True in the call is ignored: only the constructor's flag is read. No report was found.
+# """
 # ///
 """x-transformers: Attend, the function of query, key and value inside its Attention, in both forms.
 

@@ -9,6 +9,7 @@ from attention_conformance.implementations.discovery.audit import LostError, aud
 from attention_conformance.implementations.discovery.findings import table
 from attention_conformance.implementations.discovery.loading import Target, TargetError
 from attention_conformance.implementations.discovery.probe import Oracle
+from attention_conformance.implementations.discovery.skeleton import SkeletonError
 from attention_conformance.reference.encodings import alibi_slopes, sinusoids
 from attention_conformance.reference.expected import solve
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
@@ -27,6 +28,9 @@ def audit(
     except (TargetError, LostError) as error:
         message = str(error)
         print(f"audit: {message if target in message else f'{target}: {message}'}", file=sys.stderr)
+        if write is not None and isinstance(error, SkeletonError) and error.skeleton:
+            write.write_text(error.skeleton)
+            print(f"written: {write}, a skeleton: complete its TODO, and {_judge(write)}", file=sys.stderr)
         return ExitStatus.UNUSABLE
     return ExitStatus.CONFORMS
 
@@ -52,4 +56,8 @@ def _audited(target: str, device: str, seconds: float, file: Path | None) -> str
     if file is None:
         return table(findings)
     file.write_text(text)
-    return f"{table(findings)}\n\nwritten: {file}; judge it with: attention-conformance check {file}:adapter"
+    return f"{table(findings)}\n\nwritten: {file}; {_judge(file)}"
+
+
+def _judge(file: Path) -> str:
+    return f"judge it with: attention-conformance check {file}:adapter"

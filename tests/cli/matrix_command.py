@@ -7,6 +7,7 @@ has the given name.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Row:
         failing: the clauses that a MUST fails of.
         reason: why it was not judged, or how it differs from the last time.
         worse: whether less holds than the last time.
+        finding: what fails in words, as its package states.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Row:
     failing: tuple[str, ...] = ()
     reason: str = ""
     worse: bool = False
+    finding: str = ""
 
 
 def matrix(given: Namespace) -> int:
@@ -98,7 +100,9 @@ def _publish(rows: Sequence[Row], report: Path) -> None:
 
 def _entry(row: Row, report: Path) -> Entry:
     run = run_of(report / row.folder) if row.verdict != NOT_JUDGED else None
-    return Entry(row.name, row.requirement, row.folder, row.reason, run)
+    distribution = re.split(r"\W*[\[=<>]", row.requirement)[0]
+    name = row.name if "." in row.name else f"{distribution}.{row.name}"  # a class is called Attention in many
+    return Entry(name, row.requirement, row.folder, row.reason, row.finding, run)
 
 
 def _judged(package: Package, given: Namespace) -> list[Row]:
@@ -117,7 +121,7 @@ def _not_judged(package: Package, name: str, reason: str) -> Row:
 def _row(package: Package, name: str, python: Path, given: Namespace) -> Row:
     folder = given.report / f"{package.name}.{name}"
     selected = {"suite": __version__, "tier": given.tier, "clauses": given.clause, "dtypes": given.dtype}
-    state = {**selected, "installed": versions(python), "file": _digest(package.file)}
+    state = {**selected, "installed": versions(python), "file": package.code, "claims": dict(package.conventions)}
     before = _kept(folder, state)
     if before is None:
         return _read(package, name, given.report, "as before")
@@ -173,8 +177,5 @@ def _read(package: Package, name: str, report: Path, reason: str = "", worse: bo
         tuple(failing),
         reason,
         worse,
+        package.findings.get(name, ""),
     )
-
-
-def _digest(file: Path) -> str:
-    return sha256(file.read_bytes()).hexdigest()[:16]

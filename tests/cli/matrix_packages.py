@@ -36,6 +36,7 @@ class Package:
         dependencies: requirements, pinned.
         implementations: the names of those that it defines, or of classes and functions that are presented as they are.
         conventions: what they claim, where that is not written in the file.
+        findings: what fails in words, and where it is reported, by the name of the implementation.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Package:
     dependencies: tuple[str, ...]
     implementations: tuple[str, ...]
     conventions: Mapping[str, str] = field(default_factory=dict)
+    findings: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, file: Path) -> Package:
@@ -59,7 +61,8 @@ class Package:
             given = tomllib.loads("\n".join(lines))
             own = given["tool"][TABLE]
             names, conventions = tuple(own["implementations"]), dict(own.get("conventions", {}))
-            return cls(file.stem, file, tuple(given["dependencies"]), names, conventions)
+            findings = dict(own.get("findings", {}))
+            return cls(file.stem, file, tuple(given["dependencies"]), names, conventions, findings)
         except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
             raise PackageError(f"the metadata of {file} cannot be used: {type(error).__name__} {error}") from None
 
@@ -67,6 +70,11 @@ class Package:
     def requirement(self) -> str:
         """What it is about: its first dependency, such as "keras==3.15.1"."""
         return self.dependencies[0]
+
+    @property
+    def code(self) -> str:
+        """The digest of its file without the metadata: what is written about it changes no verdict."""
+        return sha256(METADATA.sub("", self.file.read_text(encoding="utf-8")).encode()).hexdigest()[:16]
 
     @property
     def digest(self) -> str:

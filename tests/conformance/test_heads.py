@@ -25,7 +25,8 @@ def _assert_op_heads_independent(judge: Judge, case: Case, problem: Problem) -> 
         array[:, -1] = array[:, -1][..., ::-1, :] * 2
         return array
 
-    other, context = changed(problem, key=other_last_head, value=other_last_head), "only the last head was changed"
+    own = ("query",) if problem.num_kv_heads < problem.num_heads else ("key", "value")  # others see a shared key head
+    other, context = changed(problem, **dict.fromkeys(own, other_last_head)), "only the last head was changed"
     judge.assert_answers(case, other, judge.expected(case)["output"], context, of=lambda o: o[:, :-1])
 
 
@@ -45,7 +46,8 @@ def _assert_module_heads_independent(judge: Judge, case: Case, problem: Problem)
         return change
 
     cut_off = changed(problem, w_o=cut)
-    other = changed(cut_off, w_k=doubled(d_k), w_v=doubled(d_v))
+    shared = problem.num_kv_heads < problem.num_heads
+    other = changed(cut_off, w_q=doubled(d_k)) if shared else changed(cut_off, w_k=doubled(d_k), w_v=doubled(d_v))
     shown = slice(None) if "w_o" in problem.parameters else slice(-d_v)
     if own := judge.own(case, cut_off):
         context = "only the last head, which the output does not show, was changed"

@@ -33,6 +33,7 @@ class Entry:
         package: its requirement, such as "keras==3.15.1".
         folder: of its report, relative to the pages.
         note: why it was not judged, or how it differs from the last time.
+        finding: what fails, in words.
         run: None where it was not judged.
     """
 
@@ -40,6 +41,7 @@ class Entry:
     package: str
     folder: str
     note: str = ""
+    finding: str = ""
     run: Run | None = None
 
     @cached_property

@@ -2,6 +2,8 @@
 
 import pytest
 
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
 from attention_conformance.tests.selftest.discovery.test_given_forms import text_of
@@ -9,6 +11,11 @@ from attention_conformance.tests.selftest.discovery.test_given_forms import text
 __all__ = ["make"]
 
 LATER = "torch.ones(s.shape[-2:], dtype=torch.bool).triu(1)"
+LONGEST = {
+    "sizes": "dim, max_T, heads",
+    "init": "self.most = max_T",
+    "before": "assert self.most >= max(99, x.shape[1])",
+}
 HIDDEN = "torch.finfo(s.dtype).min"
 
 
@@ -74,9 +81,34 @@ def test_a_fixed_rate_of_dropout_is_not_drawn(make: Make) -> None:
     assert_conforms(made)
 
 
+def test_a_function_is_judged_in_the_type_that_it_states(make: Make) -> None:
+    made = make(
+        "def f(q, k, v, dtype=torch.float32):\n    p = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)\n"
+        "    return p.to(dtype).to(v) @ v"
+    )
+    assert made.claims.dtypes == ("float32",)
+    assert_conforms(made)
+
+
 def test_a_number_of_samples_is_built_large(make: Make) -> None:
     cache = {"sizes": "max_batch_size, dim, heads", "init": "self.most = max_batch_size"}
     assert_conforms(make(text_of({**cache, "before": "assert x.shape[0] <= self.most and self.most > 12"})))
+
+
+def test_the_name_attn_mask_alone_promises_no_floats_where_zeros_hide(make: Make) -> None:
+    masked = "s = s if attn_mask is None else s.masked_fill(attn_mask == 0, -torch.inf)"
+    made = make(text_of({"inputs": "x, attn_mask=None", "masked": masked, **LONGEST}))
+    assert Feature.BOOL_MASK in made.claims
+    assert Feature.FLOAT_MASK not in made.claims
+    assert_conforms(made)
+
+
+def test_no_more_tokens_than_a_table_has_rows(make: Make) -> None:
+    table = {"sizes": "dim, max_len, heads", "init": "self.register_buffer('rows', torch.zeros(max_len, 1))"}
+    made = make(text_of({**table, "inputs": "x, y", "y": "y", "before": "y = y + self.rows[: y.shape[1]]"}))
+    longer = fit(Case().sized(query_length=4000, key_length=5000), made.claims)
+    assert isinstance(longer, Case)
+    assert (longer.sizes.query_length, longer.sizes.key_length) == (2048, 2048)
 
 
 @pytest.mark.parametrize("stated", ["heads must be divisible by num_kv_heads", "num_heads % self.n_kv_heads"])

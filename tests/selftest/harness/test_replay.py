@@ -61,10 +61,15 @@ def failing(sessions: Sessions, folder: Path, text: str, clause: str, *options: 
     return file
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_scripts_and_files_show_the_failure_until_it_is_mended(sessions: Sessions, tmp_path: Path, name: str) -> None:
+def of_wrong(sessions: Sessions, folder: Path, name: str) -> tuple[str, Path]:
+    """The clause that one of WRONG fails, and the failure file."""
     old, new, clause = WRONG[name]
-    file = failing(sessions, tmp_path, RIGHT.replace(old, new, 1), clause)
+    return clause, failing(sessions, folder, RIGHT.replace(old, new, 1), clause)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_scripts_and_files_show_the_failure(sessions: Sessions, tmp_path: Path, name: str) -> None:
+    clause, file = of_wrong(sessions, tmp_path, name)
     script = file.with_suffix(".py")
     lines = script.read_text().splitlines()
     assert len(lines) <= MOST_LINES
@@ -77,8 +82,13 @@ def test_scripts_and_files_show_the_failure_until_it_is_mended(sessions: Session
     again = sessions.run("--replay", str(file))
     assert again.ret == 1
     assert f"{clause} of f in float64 still fails: B=" in again.stdout.str()
+
+
+@pytest.mark.parametrize("name", ["masks", "key", "raises"])
+def test_scripts_and_files_hold_when_it_is_mended(sessions: Sessions, tmp_path: Path, name: str) -> None:
+    clause, file = of_wrong(sessions, tmp_path, name)
     (tmp_path / "mine.py").write_text(START + RIGHT)
-    mended = alone(script, elsewhere)
+    mended = alone(file.with_suffix(".py"), tmp_path)
     assert (mended.returncode, mended.stderr) == (0, "")
     assert mended.stdout.startswith("expected ")
     forget_candidates()

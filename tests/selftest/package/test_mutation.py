@@ -7,7 +7,7 @@ import pytest
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.measurements import mutation_score
-from attention_conformance.tests.measurements.mutation_score import Kill, Outcome
+from attention_conformance.tests.measurements.mutation_score import WIDEST, Kill, Outcome
 
 (DEFECT,) = (defect for defect in catalogue() if defect.id == "next-position-seen")
 CLAUSES = tuple(clause_tests())
@@ -24,7 +24,7 @@ def complained(each: Outcome) -> list[str]:
 
 
 def test_a_defect_is_judged_and_named() -> None:
-    each = mutation_score.outcome(DEFECT.implementation, "quick")
+    each = mutation_score.outcome(DEFECT.implementation, "quick", WIDEST)
     assert set(DEFECT.clauses) <= set(each.clauses)
     assert each.diagnosis == DEFECT.id
     assert "causal=True" in each.needs
@@ -72,7 +72,7 @@ def test_pairs_have_two_different_mistakes_and_fail() -> None:
     drawn = mutation_score.pairs(5)
     assert drawn == mutation_score.pairs(5)
     assert all(not set(first.replaced) & set(second.replaced) for first, second in drawn)
-    assert mutation_score.outcome(mutation_score.both(*drawn[0]), "quick").kills
+    assert mutation_score.outcome(mutation_score.both(*drawn[0]), "quick", WIDEST).kills
 
 
 def test_a_kill_where_one_half_type_is_all_that_is_claimed() -> None:

@@ -181,11 +181,13 @@ def test_the_example_project_passes_its_own_tests(environment: Environment, exam
 
 
 def test_the_example_project_passes_its_own_check_of_types(environment: Environment, example: Path) -> None:
-    environment.output("python", "-m", "mypy", at=example)
+    """Beside it stands a copy of its tests with one mistake, which is all that is found."""
     tests = example / "tests" / "test_attention.py"
-    tests.write_text(tests.read_text().replace("(adapter)", "(adapter, tier=5)"))
-    wrong = environment.run("python", "-m", "mypy", at=example)
-    assert 'Argument "tier" to "parametrize_with_clauses" has incompatible type "int"' in wrong.stdout
+    (example / "tests" / "wrong.py").write_text(tests.read_text().replace("(adapter)", "(adapter, tier=5)"))
+    (found, summary) = environment.run("python", "-m", "mypy", at=example).stdout.splitlines()
+    assert found.startswith("tests/wrong.py")
+    assert 'Argument "tier" to "parametrize_with_clauses" has incompatible type "int"' in found
+    assert summary.startswith("Found 1 error in 1 file")
 
 
 def test_the_example_project_is_judged_by_the_command(environment: Environment, example: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from attention_conformance.implementations.api.safe_call import CandidateError, LostError, guarded
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.safe_call import CandidateError, LostError, answer, guarded
 from attention_conformance.implementations.worker.door import Door
 from attention_conformance.implementations.worker.remote import Remote, end_process, fitting, isolated_candidate
 from attention_conformance.implementations.worker.wire import Message
@@ -83,3 +84,12 @@ def test_an_error_in_a_current_folder_that_is_gone_has_a_place(tmp_path: Path, m
     with pytest.raises(CandidateError, match=r"^raised ValueError: mine$") as found:
         guarded(raising["attention"])
     assert found.value.place == f"{tmp_path / 'mine.py'}:2"
+
+
+def test_a_nan_of_memory_that_was_never_written_is_compared_like_any_other() -> None:
+    signalling = np.array([[0x7F800001, 0]], np.uint32).view(np.float32)
+    result = Result(signalling, gradients={"query": signalling}, others={"again": Result(signalling)})
+    got = answer(lambda *_: result, PROBLEM, "cpu")
+    with np.errstate(invalid="raise"):
+        for each in (got.output, got.gradients["query"], got.others["again"].output):
+            assert np.isnan(each.astype(np.float64)).tolist() == [[True, False]]
