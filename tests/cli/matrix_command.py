@@ -7,6 +7,7 @@ has the given name.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -99,7 +100,9 @@ def _publish(rows: Sequence[Row], report: Path) -> None:
 
 def _entry(row: Row, report: Path) -> Entry:
     run = run_of(report / row.folder) if row.verdict != NOT_JUDGED else None
-    return Entry(row.name, row.requirement, row.folder, row.reason, row.finding, run)
+    distribution = re.split(r"\W*[\[=<>]", row.requirement)[0]
+    name = row.name if "." in row.name else f"{distribution}.{row.name}"  # a class is called Attention in many
+    return Entry(name, row.requirement, row.folder, row.reason, row.finding, run)
 
 
 def _judged(package: Package, given: Namespace) -> list[Row]:

@@ -61,6 +61,7 @@ def test_what_changed_is_judged_again_and_compared(given: Namespace, capsys: pyt
     assert (given.report / TABLE).read_text() == shown
     assert 'href="mine.plain/report.html#plain/scores"' in (given.report / "index.html").read_text()
     assert 'id="clause:scores.dot-product" data-verdict="holds"' in (given.report / "clauses.html").read_text()
+    assert ">numpy.plain</a>" in (given.report / "index.html").read_text()
     assert "<b>one</b>" in (given.report / "conventions.html").read_text()
     state = given.report / "mine.plain" / STATE
     first = state.stat().st_mtime_ns
