@@ -13,6 +13,7 @@ BENCH  := report/bench.json
 
 .PHONY: conformance test right bench bench-compare bench-calibration lint types bounds mutation reach conventions
 .PHONY: audit-score covering clause-seconds profile-suite door-cost docs links format clean report-diff first-contact wheel-check diagnosis-score
+.PHONY: peers
 
 conformance: $(JUDGES)
 	$(RUN) -m pytest --report report -n 2 --dist worksteal
@@ -82,6 +83,10 @@ clause-seconds: $(READY)
 
 profile-suite: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.suite_profile
+
+# Compares the reference with the test cases of others, of packages that are installed: minutes
+peers: $(READY)
+	$(RUN) -m attention_conformance.tests.measurements.peers
 
 # What a process of its own costs: wall and CPU seconds of the quick tier, for four candidates
 door-cost: $(READY)

@@ -173,7 +173,7 @@ def can_sample_rows(problem: Problem) -> bool:
     """Whether nothing but a causal flag depends on the positions of rows."""
     extension = problem.extension
     biased = extension.alibi or extension.relative_bias
-    placed = extension.query_starts or extension.windowed or extension.rotary_base or biased
+    placed = extension.query_starts or extension.windowed or extension.rotates or biased
     return not placed and extension.packing is Packing.NONE
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from attention_conformance.reference.arrays import Floats, Integers
 from attention_conformance.reference.norms import Norm, norm
 from attention_conformance.reference.positions import Positions, rotated_at
-from attention_conformance.reference.stages import Rotation, rotation
+from attention_conformance.reference.stages import Rotation, given_rotation, rotation
 from attention_conformance.spec.conventions import Conventions, NormOrder
+from attention_conformance.spec.features import RotaryTables
 from attention_conformance.spec.problem import Problem
 
 
@@ -80,9 +83,16 @@ def routes(problem: Problem, conventions: Conventions, query: Floats, key: Float
 def _steps(
     problem: Problem, conventions: Conventions, role: str, rows: Floats, places: Integers
 ) -> tuple[Norm | Rotation, ...]:
-    base, pairing = problem.extension.rotary_base, conventions.rotary_pairing
-    width = problem.extension.rotary_dim or rows.shape[-1]
-    normed = norm(problem, conventions, role, rows.shape[-3])
-    steps = (normed, None if base is None else rotation(places, width, base, pairing))
+    steps = (norm(problem, conventions, role, rows.shape[-3]), _rotation(problem, conventions, rows, places))
     ordered = steps if conventions.norm_order is NormOrder.FIRST else steps[::-1]
     return tuple(step for step in ordered if step is not None)
+
+
+def _rotation(problem: Problem, conventions: Conventions, rows: Floats, places: Integers) -> Rotation | None:
+    extension, pairing = problem.extension, conventions.rotary_pairing
+    if extension.rotary_tables is not RotaryTables.NONE:
+        cosines, sines = (problem.extras[name].astype(np.float64) for name in ("rotary_cos", "rotary_sin"))
+        return given_rotation((cosines, sines), extension.rotary_tables, places, pairing)
+    if extension.rotary_base is None:
+        return None
+    return rotation(places, extension.rotary_dim or rows.shape[-1], extension.rotary_base, pairing)

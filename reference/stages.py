@@ -7,6 +7,7 @@ import numpy as np
 
 from attention_conformance.reference.arrays import Floats, Integers
 from attention_conformance.spec.conventions import GroupOrder, RotaryPairing
+from attention_conformance.spec.features import RotaryTables
 
 
 def repeat_kv(rows: Floats, num_heads: int, order: GroupOrder) -> Floats:
@@ -30,29 +31,32 @@ def gather(rows: Floats, num_kv_heads: int, order: GroupOrder) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """The angles by which the pairs of the first r components of each token are rotated (chapter positions).
+    """By what the pairs of the first r components of each token are rotated (chapters positions and rotary-tables).
 
     Attributes:
-        angles: (B, 1, L, r / 2).
-        frequencies: (r / 2,), the angles of position 1.
+        cosines, sines: (B, 1, L, r / 2).
         pairing: which components make a pair.
+        angles: (B, 1, L, r / 2), of which these are cosines and sines; None: they are given.
+        frequencies: (r / 2,), the angles of position 1, where there are any.
     """
 
-    angles: Floats
-    frequencies: Floats
+    cosines: Floats
+    sines: Floats
     pairing: RotaryPairing
+    angles: Floats | None = None
+    frequencies: Floats | None = None
 
     @cached_property
     def pairs(self) -> tuple[slice, slice]:
         """The first and the second components of the pairs."""
-        half = self.angles.shape[-1]
+        half = self.cosines.shape[-1]
         if self.pairing is RotaryPairing.HALVES:
             return slice(0, half), slice(half, 2 * half)
         return slice(0, 2 * half, 2), slice(1, 2 * half, 2)
 
     def rotated(self, rows: Floats) -> Floats:
         """(B, H, L, d) -> the same, each pair rotated by its angle."""
-        return self._rotated(rows, np.cos(self.angles), np.sin(self.angles))
+        return self._rotated(rows, self.cosines, self.sines)
 
     def forward(self, rows: Floats) -> Floats:
         """`rotated`, as a step of a route."""
@@ -63,12 +67,12 @@ class Rotation:
         return self.rotated_back(gradient)
 
     def rotated_back(self, rows: Floats) -> Floats:
-        """The transpose of `rotated`, which is its inverse."""
-        return self._rotated(rows, np.cos(self.angles), -np.sin(self.angles))
+        """The transpose of `rotated`, which is its inverse where cosines and sines are those of angles."""
+        return self._rotated(rows, self.cosines, -self.sines)
 
     def of_sizes(self, sizes: Floats) -> Floats:
         """What `rotated`, or its transpose, makes at most of components of at most these sizes."""
-        cosines, sines = np.abs(np.cos(self.angles)), np.abs(np.sin(self.angles))
+        cosines, sines = np.abs(self.cosines), np.abs(self.sines)
         first, second = (sizes[..., pair] for pair in self.pairs)
         return self._joined(first * cosines + second * sines, first * sines + second * cosines, sizes)
 
@@ -92,7 +96,22 @@ class Rotation:
 def rotation(places: Integers, width: int, base: float, pairing: RotaryPairing) -> Rotation:
     """Angle of pair c of a token at position m: m * base ** (-2 c / width) (Su et al. 2021, eq. 15)."""
     per_position = frequencies(width, base)
-    return Rotation(places[:, None, :, None] * per_position, per_position, pairing)
+    angles = places[:, None, :, None] * per_position
+    return Rotation(np.cos(angles), np.sin(angles), pairing, angles, per_position)
+
+
+def given_rotation(
+    tables: tuple[Floats, Floats], kind: RotaryTables, places: Integers, pairing: RotaryPairing
+) -> Rotation:
+    """That by given cosines and sines, of tokens at positions (B, L) (chapter rotary-tables)."""
+    if kind is RotaryTables.POSITIONS:
+        tables = tables[0][..., places, :], tables[1][..., places, :]
+    if kind in (RotaryTables.DOUBLED, RotaryTables.REPEATED):
+        half = tables[0].shape[-1] // 2
+        once = slice(half) if kind is RotaryTables.DOUBLED else slice(None, None, 2)
+        tables = tables[0][..., once], tables[1][..., once]
+    cosines, sines = (table[..., None, :, :] for table in tables)
+    return Rotation(cosines, sines, pairing)
 
 
 def frequencies(width: int, base: float) -> Floats:

@@ -4,7 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attention_conformance.spec.features import NOTHING, Extension, Feature, KeySplits, Packing, PositionIds, QkNorm
+from attention_conformance.spec.features import (
+    NOTHING,
+    Extension,
+    Feature,
+    KeySplits,
+    Packing,
+    PositionIds,
+    QkNorm,
+    RotaryTables,
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,13 @@ CASE_OPTIONS = (
             "key_positions": ("k_position_ids", "kv_position_ids", "k_positions", "kv_positions"),
         },
         presumed=Extension(rotary_base=100.0),
+    ),
+    CaseOption(
+        Feature.ROTARY_TABLES,
+        "rotary_tables",
+        Extension(rotary_tables=RotaryTables.POSITIONS),
+        {"rotary_cos": ("cos", "cos_cache"), "rotary_sin": ("sin", "sin_cache")},
+        convention="rotary_pairing",
     ),
     CaseOption(Feature.QUERY_START, "query_start", Extension(query_start=2), {"query_start": ("q_offset",)}),
     CaseOption(

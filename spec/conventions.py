@@ -115,6 +115,17 @@ class RotaryPairing(StrEnum):
     """Component 2 c with 2 c + 1."""
 
 
+class TableForm(StrEnum):
+    """What rows the tables of cosines and sines have that a caller gives for rotations."""
+
+    POSITIONS = "positions"
+    """One for each position, of r / 2 numbers; the specification's default."""
+    TOKENS = "tokens"
+    """One for each token of each sample, of r / 2 numbers."""
+    DOUBLED = "doubled"
+    """One for each token of each sample, of r numbers, of which the two of a pair are the same."""
+
+
 class NormKind(StrEnum):
     """What queries and keys are divided by where they are normalised."""
 
@@ -250,6 +261,7 @@ class Conventions:
     window_count: WindowCount = WindowCount.EXCLUDING
     padded_positions: PaddedPositions = PaddedPositions.COUNTED
     rotary_pairing: RotaryPairing = RotaryPairing.HALVES
+    rotary_tables: TableForm = TableForm.POSITIONS
     norm_kind: NormKind = NormKind.RMS
     norm_span: NormSpan = NormSpan.HEAD
     norm_order: NormOrder = NormOrder.FIRST

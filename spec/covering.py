@@ -14,7 +14,7 @@ from typing import Any
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
-from attention_conformance.spec.features import Extension, Packing, PositionIds, QkNorm
+from attention_conformance.spec.features import Extension, Packing, PositionIds, QkNorm, RotaryTables
 
 SIZES = (
     Sizes(),
@@ -59,7 +59,7 @@ _OWN = frozenset(f.name for f in fields(Case))
 _EXTENSION = frozenset(f.name for f in fields(Extension))
 
 AROUND_WINDOWS = ("mask", "padding", "sizes", "packing", "query_starts")
-TIED = (
+TIED: tuple[tuple[str, ...], ...] = (
     ("causal", "mask"),
     ("causal", "sizes"),
     ("mask", "mask_shape"),
@@ -71,8 +71,9 @@ TIED = (
     ("packing", "query_start"),
     ("packing", "query_starts"),
     ("query_starts", "query_start"),
-    ("rotary_dim", "rotary_base"),
-    ("position_ids", "rotary_base"),
+    ("rotary_dim", "rotary_base", "rotary_tables"),
+    ("position_ids", "rotary_base", "rotary_tables"),
+    ("rotary_tables", "rotary_base"),
     ("norm_epsilon", "qk_norm"),
     ("zero_attn", "causal"),
     ("bias_kv", "causal"),
@@ -141,7 +142,7 @@ def _rows(live: Live, conventions: Conventions, strength: int) -> list[dict[str,
     """The numbers of the values by option, in the order of `live`."""
     from covertable import make  # only here: the quick tier does without
 
-    def apart(names: tuple[str, str]) -> dict[str, Any]:
+    def apart(names: tuple[str, ...]) -> dict[str, Any]:
         @cache  # the library checks the same few pairs many thousand times
         def goes(*numbers: int) -> bool:
             case = combined({name: live[name][number] for name, number in zip(names, numbers, strict=True)})
@@ -189,7 +190,9 @@ def mended(case: Case, conventions: Conventions) -> Case:
 def _mended_extension(case: Case) -> Case:
     """Options of the rotation only where there is one; windows and documents only where no row can be left empty."""
     extension, s = case.extension, case.sizes
-    if extension.rotary_base is None:
+    if extension.rotary_tables is not RotaryTables.NONE:
+        case = case.extended(rotary_base=None)
+    if not extension.rotates:
         case = case.extended(rotary_dim=None, position_ids=PositionIds.NONE)
     if extension.qk_norm is QkNorm.NONE:
         case = case.extended(norm_epsilon=None)

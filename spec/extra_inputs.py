@@ -1,10 +1,12 @@
 """Extra arrays: what the extension of a case needs in addition to query, key, value and masks."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, Padding, Sizes
-from attention_conformance.spec.features import KeySplits, Packing, PositionIds, QkNorm
+from attention_conformance.spec.features import KeySplits, Packing, PositionIds, QkNorm, RotaryTables
 from attention_conformance.spec.masks import real_keys
 from attention_conformance.spec.problem import Array
 
@@ -16,6 +18,7 @@ def extra_arrays(case: Case) -> dict[str, Array]:
     """`Problem.extras` of a case: logits, slopes, biases and gates that are no round numbers, and whole numbers."""
     heads, arrays = case.sizes.num_heads, _documents(case) | _position_ids(case) | _starts(case) | _splits(case)
     arrays |= _gains(case)
+    arrays |= _tables(case, arrays)
     rng = np.random.default_rng([case.seed, heads, 1])
     for option in CASE_OPTIONS:
         if option.draw is not None:
@@ -103,6 +106,24 @@ def _gains(case: Case) -> dict[str, Array]:
         name: rng.uniform(0.6, 1.8, width) * np.where(np.arange(width) % 4 == 2, -1.0, 1.0)
         for name, width in widths.items()
     }
+
+
+def _tables(case: Case, others: Mapping[str, Array]) -> dict[str, Array]:
+    """Cosines and sines of random angles, each row and pair stretched by a factor of its own."""
+    kind, s, extension = case.extension.rotary_tables, case.sizes, case.extension
+    if kind is RotaryTables.NONE:
+        return {}
+    half = (extension.rotary_dim or s.d_k) // 2
+    rows: tuple[int, ...] = (s.batch, s.query_length)
+    if kind is RotaryTables.POSITIONS:
+        first = max(extension.query_start or 0, int(others.get("query_starts", np.zeros(1)).max(initial=0)))
+        ids = (int(others[name].max(initial=0)) for name in ("query_positions", "key_positions") if name in others)
+        rows = (2 + max(s.query_length + first, s.key_length, *ids, 1),)
+    rng = np.random.default_rng([case.seed, s.num_heads, 5])
+    angles, sizes = rng.uniform(-np.pi, np.pi, (*rows, half)), rng.uniform(0.7, 1.3, (*rows, half))
+    tables = {"rotary_cos": sizes * np.cos(angles), "rotary_sin": sizes * np.sin(angles)}
+    wide = {RotaryTables.DOUBLED: lambda t: np.tile(t, 2), RotaryTables.REPEATED: lambda t: np.repeat(t, 2, -1)}
+    return {name: wide.get(kind, np.asarray)(table) for name, table in tables.items()}
 
 
 def _starts(case: Case) -> dict[str, Array]:

@@ -82,6 +82,10 @@ class Feature(StrEnum):
     """Rotates only the first components of query and key."""
     POSITION_IDS = "position-ids"
     """The caller may give the positions by which queries and keys are rotated."""
+    ROTARY_TABLES = "rotary-tables"
+    """The caller may give the cosines and sines by which queries and keys are rotated."""
+    ROTARY_SCALING = "rotary-scaling"
+    """Offers the cosines and sines of rotations that are scaled for longer sequences."""
     ALIBI = "alibi"
     """Subtracts a multiple of the distance from the scores, a slope for each head."""
     ALIBI_SLOPES = "alibi-slopes"
@@ -187,6 +191,21 @@ class PositionIds(StrEnum):
     """They rise from 2003 in the first sample, from 4099 in the second, and skip some: no half type holds them."""
 
 
+class RotaryTables(StrEnum):
+    """The cosines and sines that are given for the rotation of queries and keys."""
+
+    NONE = "none"
+    """They follow from a base, or there is no rotation."""
+    POSITIONS = "positions"
+    """A row for each position, (positions, r / 2)."""
+    TOKENS = "tokens"
+    """A row for each token of each sample, (B, L, r / 2), the same for queries and keys, which are as many."""
+    DOUBLED = "doubled"
+    """As `TOKENS`, with a number for each component, (B, L, r): all of them, and once more."""
+    REPEATED = "repeated"
+    """The same with each number twice in a row."""
+
+
 class KeySplits(StrEnum):
     """The splits of the keys that are answered on their own, and merged."""
 
@@ -227,6 +246,7 @@ class Extension:
         rotary_dim: so many components of query and key are rotated, the first ones; even; None: d_k, all of them.
         position_ids: which positions are given for the rotation of queries and keys; all that hides keys or adds to
             scores does not depend on them.
+        rotary_tables: cosines and sines are given, and take the place of `rotary_base`.
         query_start: the position of the first query.
         query_starts: that position is given for each sample, and takes the place of `query_start`.
         alibi: a slope for each head is given; slope * distance is subtracted from the scores.
@@ -254,6 +274,7 @@ class Extension:
     rotary_base: float | None = None
     rotary_dim: int | None = None
     position_ids: PositionIds = PositionIds.NONE
+    rotary_tables: RotaryTables = RotaryTables.NONE
     query_start: int | None = None
     query_starts: bool = False
     alibi: bool = False
@@ -281,6 +302,11 @@ class Extension:
         """To the left and to the right; -1: no limit."""
         left, right = (-1 if side is None else side for side in (self.window_left, self.window_right))
         return left, right
+
+    @property
+    def rotates(self) -> bool:
+        """Whether queries and keys are rotated."""
+        return self.rotary_base is not None or self.rotary_tables is not RotaryTables.NONE
 
     @property
     def has_segments(self) -> bool:

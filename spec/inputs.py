@@ -15,6 +15,8 @@ from attention_conformance.spec.problem import DTYPES, Array, Problem
 
 Floats: TypeAlias = NDArray[np.float64]
 
+GIVEN = ("cotangent", "alibi_slopes", "rotary_cos", "rotary_sin")
+"""Numbers that nobody learns."""
 STORED = 50_000
 """Numbers of a case beyond which they are not stored in float64."""
 LEAD = 1024.0
@@ -58,7 +60,7 @@ def _drawn(case: Case, narrow: bool) -> Problem:
     rng = np.random.default_rng([case.seed, case.sizes.query_length, case.sizes.key_length])
     problem = _at_op_level(case, rng, narrow) if case.module is None else _at_module_level(case, rng, narrow)
     names = [n for n, a in problem.arrays().items() if a.dtype.kind not in "bi"]
-    return replace(problem, needs=tuple(n for n in names if n not in ("cotangent", "alibi_slopes")))
+    return replace(problem, needs=tuple(n for n in names if n not in GIVEN))
 
 
 def _at_op_level(case: Case, rng: np.random.Generator, narrow: bool) -> Problem:

@@ -25,6 +25,8 @@ BATCHED = (
     "query_starts",
 )
 """Options whose first axis is the batch."""
+TABLES = ("rotary_cos", "rotary_sin")
+"""Options whose first axis is the batch if there are three."""
 
 
 def through(transform: Transform, function: Called) -> Called:
@@ -158,7 +160,7 @@ def _sample(name: str, x: Tensor, number: int, batch: int) -> Tensor:
 def _has_batch(name: str, x: Tensor, batch: int) -> bool:
     """A mask of three axes has the heads of a sample side by side in its first, as nn.MultiheadAttention takes them."""
     if name != "attn_mask":
-        return name.isdecimal() or name in BATCHED
+        return name.isdecimal() or name in BATCHED or (name in TABLES and x.ndim == 3)
     return x.ndim == 3 or (x.ndim == 4 and len(x) == batch)
 
 

@@ -122,9 +122,14 @@ class ExpectedFailure:
             raise ValueError(f"the expected failure of {self.clause} needs a reason")
 
 
-FUNCTIONS: Mapping[str, Feature] = {"sinusoids": Feature.SINUSOIDS, "alibi_slopes": Feature.ALIBI_SLOPES}
-"""The features that are plain functions: sinusoids(length, width) -> (length, width), position by component, and
-alibi_slopes(num_heads) -> (num_heads,)."""
+FUNCTIONS: Mapping[str, Feature] = {
+    "sinusoids": Feature.SINUSOIDS,
+    "alibi_slopes": Feature.ALIBI_SLOPES,
+    "scaled_rotary": Feature.ROTARY_SCALING,
+}
+"""The features that are plain functions: sinusoids(length, width) -> (length, width), position by component;
+alibi_slopes(num_heads) -> (num_heads,); scaled_rotary(method, length, width, base, factor, original length, and of
+longrope the short and the long factors) -> (2, length, width / 2), cosines and sines."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ class Implementation:
         construct: builds the module for a head count and width and throws it away; for clauses on errors.
         alternatives: other ways to call it that have to give the same result, such as "in evaluation mode", each as
             a `run` of its own. They go together with `Feature.ALTERNATIVES`.
-        functions: plain functions next to the attention, by the names in `FUNCTIONS`, that take integers and return
+        functions: plain functions next to the attention, by the names in `FUNCTIONS`, that take numbers and return
             an array of floats. Each goes together with its feature.
         modes: runs of the same problem in another state or under a transform, by the feature that names it, which is
             claimed. Chapter modules states what each run does; that of `Feature.DOUBLE_BACKWARD` returns as gradients

@@ -19,7 +19,8 @@ from attention_conformance.spec.cases import (
     Sharing,
     Values,
 )
-from attention_conformance.spec.features import Feature, QkNorm, Scope
+from attention_conformance.spec.conventions import RotaryPairing, TableForm
+from attention_conformance.spec.features import Feature, PositionIds, QkNorm, RotaryTables, Scope
 
 MOST_FITTED = 2**30
 """Elements of an array of a case that a `fit` returns: padded ones have some times more than before."""
@@ -61,6 +62,8 @@ def _fitted(case: Case, claims: Claims) -> Case | Unsupported:
     fitted = case.sized(num_heads=num_heads, d_v=d_v, query_length=query_length, num_kv_heads=num_kv_heads)
     if (d_k := _rotatable(case)) != s.d_k:
         fitted = fitted.sized(d_k=d_k, d_v=d_v if Feature.VALUE_WIDTH in claims else d_k)
+    if case.extension.rotary_tables is not RotaryTables.NONE:
+        fitted = _with_tables(fitted, claims)
     if case.extension.qk_norm is not QkNorm.NONE:
         fitted = fitted.extended(qk_norm=QkNorm(claims.conventions.norm_span))
     if case.extension.chunks or case.extension.cache_length:
@@ -75,10 +78,21 @@ def _fitted(case: Case, claims: Claims) -> Case | Unsupported:
     return nearest if isinstance(nearest, Unsupported) else _selectable(nearest)
 
 
+def _with_tables(case: Case, claims: Claims) -> Case:
+    """With tables in the claimed form; those of tokens count neither positions nor ids, and are as many as keys."""
+    form, s, pairing = claims.conventions.rotary_tables, case.sizes, claims.conventions.rotary_pairing
+    tables = RotaryTables(form)
+    if form is TableForm.DOUBLED and pairing is RotaryPairing.INTERLEAVED:
+        tables = RotaryTables.REPEATED
+    if form is TableForm.POSITIONS:
+        return case.sized(query_length=min(s.query_length, s.key_length)).extended(rotary_tables=tables)
+    return case.sized(query_length=s.key_length).extended(rotary_tables=tables, position_ids=PositionIds.NONE)
+
+
 def _rotatable(case: Case) -> int:
     """d_k with as many components as are rotated in pairs."""
     extension, d_k = case.extension, case.sizes.d_k
-    if extension.rotary_base is None:
+    if not extension.rotates:
         return d_k
     return d_k + d_k % 2 if extension.rotary_dim is None else max(d_k, extension.rotary_dim)
 

@@ -165,7 +165,7 @@ def answer(run: Callable[[Problem, str], object], problem: Problem, device: str)
     return guarded(lambda: _usable(run(problem, device)))
 
 
-def function_answer(name: str, function: Callable[..., object], arguments: tuple[int, ...]) -> Array:
+def function_answer(name: str, function: Callable[..., object], arguments: tuple[object, ...]) -> Array:
     """What a plain function of the candidate returns: an array in one of the suite's dtypes.
 
     Raises:

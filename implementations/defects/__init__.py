@@ -43,6 +43,7 @@ MODULES = (
     "packed",
     "head_gates",
     "qk_norm",
+    "rotary_tables",
     "modules",
     "transforms",
     "conventions",

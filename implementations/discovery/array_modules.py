@@ -13,6 +13,7 @@ from torch import nn
 from attention_conformance.implementations.discovery.constructor_names import Size, size_of
 from attention_conformance.implementations.discovery.held_arrays import is_random, is_weight, random_key
 from attention_conformance.implementations.discovery.mirrors import Held, mirror_class
+from attention_conformance.implementations.discovery.neutrals import words_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
 from attention_conformance.implementations.discovery.vocabulary import INPUTS
 
@@ -20,6 +21,8 @@ WIDTH = "embed_dim"
 """The parameter added where a constructor is not given the width of its inputs."""
 HIDDEN = ("parent", "name", "rngs", "key", "rng")
 """Parameters that frameworks add: what owns a module, its name, and its source of random numbers."""
+TRAINING = ("train", "training", "is_training", "is_train")
+"""Parameters of a call that state whether it drops weights."""
 INITIAL = ("w_init", "w_init_scale")
 """Parameters that state how haiku draws weights."""
 Tree = Any
@@ -64,7 +67,8 @@ def _with_width(parameters: Sequence[inspect.Parameter]) -> inspect.Signature:
 def _call(kind: type) -> inspect.Signature:
     """The signature of its call, without self and sources of random numbers."""
     whole = list(inspect.signature(cast(Any, kind).__call__).parameters.values())[1:]
-    hidden = [p for p in whole if p.kind is p.KEYWORD_ONLY and p.name in HIDDEN]
+    fixed = _fixed(kind)
+    hidden = [p for p in whole if (p.kind is p.KEYWORD_ONLY and p.name in HIDDEN) or (p.name in fixed and required(p))]
     return inspect.Signature([p for p in whole if p not in hidden])
 
 
@@ -97,7 +101,11 @@ def _zeros(width: int, called: inspect.Signature) -> list[list[Any]]:
     named = [p for p in called.parameters.values() if role(p.name)]
     needed = [p for p in called.parameters.values() if required(p)]
     count = 3 if {role(p.name) for p in named} == set(INPUTS) else max(1, len(needed))
-    return [[jnp.zeros(shape)] * each for each in dict.fromkeys((count, 1)) for shape in ((1, 2, width), (2, width))]
+    seen = [jnp.ones((1, 1, 1, 1), bool)] * sum("mask" in words_of(p.name) for p in needed)
+    counts = dict.fromkeys((count, max(1, count - len(seen)), 1))
+    shapes = ((1, 2, width), (2, width))
+    plain = [[jnp.zeros(shape)] * each for each in counts for shape in shapes]
+    return [*([*each, *seen] for each in plain if seen and len(each) + len(seen) == count), *plain]
 
 
 def _first(attempts: Sequence[Callable[[], Any]]) -> Any:
@@ -113,9 +121,10 @@ def _first(attempts: Sequence[Callable[[], Any]]) -> Any:
 
 
 def _fixed(kind: type) -> dict[str, Any]:
-    """What is always given to its call: no dropout."""
+    """What is always given to its call: no dropout, and a flag of training where it has to be given."""
     names = inspect.signature(cast(Any, kind).__call__).parameters
-    return {"deterministic": True} if "deterministic" in names else {}
+    flags = {name: False for name in TRAINING if name in names and required(names[name])}
+    return {"deterministic": True, **flags} if "deterministic" in names else flags
 
 
 def _linen(kind: type) -> type[nn.Module]:

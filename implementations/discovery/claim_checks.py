@@ -172,7 +172,8 @@ def option_claims(check: ClaimCheck, named: Set[Feature]) -> tuple[ClaimCheck, l
     """
     refuted = {f: why for f in OPTION_CASES if f in check.claims and (why := _refuted(f, check, named))}
     notes = [f"{f} not claimed: {why}" for f, why in refuted.items() if f in named or why == NOT_REPEATED]
-    if ignored := [f for f, why in refuted.items() if why == NO_EFFECT]:
+    implied = check.claims.premises.implies  # what is always done needs no option, and ignores one
+    if ignored := [f for f, why in refuted.items() if why == NO_EFFECT and not implied(f)]:
         notes.append(f"{', '.join(ignored)} not claimed: {NO_EFFECT}")
     return check.without(set(refuted)), notes
 

@@ -128,12 +128,11 @@ class Constructor:
             given.setdefault(self.spelled["num_kv_heads"], num_heads)
         lengths = {name: longest(num_heads) for name, value in self.options.items() if value == LONGEST}
         given = {**self.options, **lengths, **given}
+        sizes = {name: value_of(size, embed_dim, num_heads, self.tokens) for name, size in self.sizes.items()}
         if self.settings:
-            return self.kind(
-                **{self.settings: settings_of(self.kind, self.settings, embed_dim, num_heads, self.lenient)}, **given
-            )
+            settings = settings_of(self.kind, self.settings, embed_dim, num_heads, self.lenient)
+            return self.kind(**{self.settings: settings}, **{**sizes, **given})
         if self.sizes:
-            sizes = {name: value_of(size, embed_dim, num_heads, self.tokens) for name, size in self.sizes.items()}
             return self.kind(**{**sizes, **given})
         if self.named:
             return self.kind(embed_dim=embed_dim, num_heads=num_heads, **given)
@@ -184,7 +183,8 @@ class Constructor:
     @property
     def one_head(self) -> bool:
         """Whether it takes no number of heads, and has one."""
-        return bool(self.sizes) and Size.HEADS not in self.sizes.values() and Size.HEADS not in self.globals.values()
+        counted = {*self.sizes.values(), *self.globals.values()}
+        return bool(self.sizes) and not self.settings and Size.HEADS not in counted
 
     @property
     def heads(self) -> int:
@@ -215,8 +215,10 @@ def constructor(kind: type[nn.Module]) -> Constructor:
     if takes_any(signature, inspect.Parameter.VAR_KEYWORD) and issubclass(kind, nn.MultiheadAttention):
         parameters = {**inspect.signature(nn.MultiheadAttention).parameters, **parameters}
     if name := settings_parameter(signature):
-        flags = {p.name: False for p in parameters.values() if required(p) and p.name != name}
-        return Constructor(kind, settings=name, options=flags)
+        needed = [p.name for p in parameters.values() if required(p) and p.name != name]
+        beside = {each: size for each in needed if (size := size_of(each)) and size is not Size.FLAG}
+        flags = {each: False for each in needed if each not in beside}
+        return Constructor(kind, settings=name, options=flags, sizes=beside)
     named = {"embed_dim", "num_heads"} <= set(parameters)
     known_sizes = {} if named else _known_sizes(signature)
     if known_sizes:

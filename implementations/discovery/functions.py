@@ -10,9 +10,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported, any_case
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.api.safe_call import CallOutcome
+from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
 from attention_conformance.implementations.discovery.always import with_premises
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
@@ -69,11 +71,13 @@ from attention_conformance.implementations.discovery.signatures import (
     takes_any,
 )
 from attention_conformance.implementations.discovery.size_limits import claims_to_try, with_size_limits
+from attention_conformance.implementations.discovery.table_forms import with_table_form
 from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import NO_PREMISES, Premises
+from attention_conformance.spec.problem import DTYPES
 
 if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.laid_out import LaidOut
@@ -173,18 +177,32 @@ def _usual_candidate(
     if not any("row" in key for key in settings):
         check, seen = empty_rows_of_window(check)
         always = [*always, *seen]
+    check, tables = with_table_form(check, options.spelled, settings)
     known = frozenset({Feature.GROUPED}) if one_key_head else frozenset()
     check, refuted = option_claims(check, options.named.features | known)
+    refuted = [*tables, *refuted]
     scores = returns_scores(getattr(function, "function", function))
     found = extras_seen(check, plain, _extents(claims), scores)
     extras = tuple(e for e in found if e.name != "averaged_weights")
     if "returned-weights" not in settings:
         check = with_returned_weights(check, extras)
     claims, notes = core_claims(check, kind.exact_dtype)
+    if stated := _stated_dtype(signature_of(function)):
+        claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
+        notes = (*notes, f"judged in {stated}, as its parameter 'dtype' states")
     notes = (*limits, *always, *ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted)
     notes = (*(shipped.notes if shipped else ()), *notes)
     made = _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
     return with_cache(made, shipped) if shipped else made
+
+
+def _stated_dtype(signature: inspect.Signature) -> str:
+    """The type of numbers that its parameter `dtype` has by default, and in which it computes; empty for none."""
+    parameter = signature.parameters.get("dtype")
+    if parameter is None or parameter.default in (None, parameter.empty):
+        return ""
+    name = str(parameter.default).removeprefix("torch.")
+    return name if name in DTYPES else safe_call(lambda: np.dtype(parameter.default).name).value or ""
 
 
 def _extents(claims: Claims) -> dict[str, int]:

@@ -63,6 +63,7 @@ PARTNERS = {
     "cu_seqlens_q": "cu_seqlens_k",
     "query_positions": "key_positions",
     "query_norm": "key_norm",
+    "rotary_cos": "rotary_sin",
 }
 """An option about queries, and the one about keys that it needs."""
 FOR_BOTH = {"query_segments": "segment_ids", "query_positions": "position_ids"}

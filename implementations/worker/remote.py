@@ -169,7 +169,7 @@ def _construct(door: Door, num_heads: int, width: int) -> None:
     door.request(Message({"request": "construct", "num_heads": num_heads, "width": width}))
 
 
-def _call(door: Door, name: str, *arguments: int) -> Array:
+def _call(door: Door, name: str, *arguments: object) -> Array:
     answer = door.request(Message({"request": "call", "function": name, "arguments": arguments}))
     with _read():
         return answer.arrays["returned"]

@@ -77,9 +77,11 @@ def route_back_bound(
 def rotated_bound(rotation: Rotation, rows: Floats, error: Floats, precision: Precision) -> Floats:
     """Of rows, each within `error`, rotated, or rotated back; what is not rotated counts as rotated by nothing."""
     sizes = np.abs(np.where(np.isfinite(rows), rows, 0.0)) + error
-    angle = angle_bound(rotation.angles, rotation.frequencies, precision.angle)
     rounding = gamma(TURN_STEPS * precision.widest)
-    rotated = rotation.of_sizes(error + rounding * sizes) + rotation.summed(sizes, (1.0 + rounding) * angle)
+    rotated = rotation.of_sizes(error + rounding * sizes)
+    if rotation.angles is not None and rotation.frequencies is not None:  # else cosines and sines are given
+        angle = angle_bound(rotation.angles, rotation.frequencies, precision.angle)
+        rotated = rotated + rotation.summed(sizes, (1.0 + rounding) * angle)
     return np.asarray(rotated + precision.floor)
 
 

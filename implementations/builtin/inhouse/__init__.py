@@ -33,7 +33,7 @@ from attention_conformance.spec.features import Feature, QkNorm, Scope
 from attention_conformance.spec.problem import Problem
 
 _NO_GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}
-_ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY, Feature.POSITION_IDS}
+_ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY, Feature.POSITION_IDS, Feature.ROTARY_TABLES}
 _STARTS = {Feature.QUERY_START, Feature.QUERY_STARTS}
 _BY_POSITION = _ROTARY | _STARTS | {Feature.WINDOW, Feature.ALIBI, Feature.RELATIVE_BIAS}
 _OF_SOFTMAX = {Feature.SOFTCAP, Feature.SINKS, Feature.ZERO_ATTN, Feature.DROPOUT}
@@ -59,6 +59,8 @@ _PASSED = (
     "query_starts",
     "query_positions",
     "key_positions",
+    "rotary_cos",
+    "rotary_sin",
     "alibi_slopes",
     "query_segments",
     "key_segments",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.adapters.cached import Stream, cached
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.builtin.inhouse.tiled import rotated
+from attention_conformance.implementations.builtin.inhouse.rotary import rotated
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.spec.features import Feature, Scope
 

@@ -6,7 +6,12 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Shape: TypeAlias = tuple[int, ...]
-PAIRS = (("query_segments", "key_segments"), ("cu_seqlens_q", "cu_seqlens_k"), ("query_positions", "key_positions"))
+PAIRS: tuple[tuple[str, str], ...] = (
+    ("query_segments", "key_segments"),
+    ("cu_seqlens_q", "cu_seqlens_k"),
+    ("query_positions", "key_positions"),
+)
+PAIRS += (("rotary_cos", "rotary_sin"),)
 GAINS = ("query_norm", "key_norm")
 """Options of queries, and those of keys that go with them."""
 
@@ -29,6 +34,8 @@ class Options(Generic[T]):
             component c with c + r / 2.
         rotary_dim: r; None is d_k.
         query_positions: (B, Lq) or (Lq,), by which queries are rotated, and by nothing else; key_positions (B, Lk).
+        rotary_cos: (positions, r / 2), in place of cosines of angles by a base: queries and keys take the rows of their
+            positions; or (B, L, r / 2), a row for each token; rotary_sin.
         query_start: the position of the first query; None is 0.
         query_starts: (B,), that position for each sample.
         alibi_slopes: (H,); slope * distance is taken off the scores.
@@ -58,6 +65,8 @@ class Options(Generic[T]):
     rotary_dim: int | None = None
     query_positions: T | None = None
     key_positions: T | None = None
+    rotary_cos: T | None = None
+    rotary_sin: T | None = None
     query_start: int | None = None
     query_starts: T | None = None
     alibi_slopes: T | None = None

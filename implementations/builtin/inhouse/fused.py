@@ -1,7 +1,6 @@
 """Multi-head attention with one fused projection, over torch's scaled_dot_product_attention."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +11,9 @@ from attention_conformance.implementations.builtin.inhouse import head_attention
 from attention_conformance.implementations.builtin.inhouse.call_options import Options
 from attention_conformance.implementations.builtin.inhouse.kernels import Kernel
 from attention_conformance.implementations.builtin.inhouse.online import wide
+from attention_conformance.implementations.builtin.inhouse.rotary import rotated_pair
 from attention_conformance.implementations.builtin.inhouse.tile_masks import INFINITY, Masks
-from attention_conformance.implementations.builtin.inhouse.tiled import in_tiles, normalised, rotated
+from attention_conformance.implementations.builtin.inhouse.tiled import in_tiles, normalised
 
 
 class FusedAttention(nn.Module):
@@ -163,7 +163,7 @@ class FusedAttention(nn.Module):
             attn_mask: (B * H, Lq, Lk), or what broadcasts to (B, H, Lq, Lk); True = masked out, or added numbers.
             average_attn_weights: whether to return their mean over the heads.
             is_causal: no query sees a later key, with and without a mask.
-            options: scale, query_start, alibi_slopes, and the documents of a packed sequence; see `Options`.
+            options: scale, query_start, tables of rotations, slopes, and documents of a packed sequence; see `Options`.
 
         Returns:
             The output, shaped like the query, and the weights (B, H, Lq, Lk), their mean (B, Lq, Lk), or None. Lk
@@ -239,9 +239,7 @@ class FusedAttention(nn.Module):
         if self.query_norm is not None and self.key_norm is not None:
             gains = self.query_norm, self.key_norm
             q, k = (normalised(x, gain, self.norm_epsilon) for x, gain in zip((q, k), gains, strict=True))
-        if self.rotary_base is not None:
-            rotate = partial(rotated, base=self.rotary_base, dim=self.rotary_dim)
-            q, k = (rotate(x, masks.rotated_at(role)) for x, role in ((q, "query"), (k, "key")))
+        q, k = rotated_pair(q, k, masks, self.rotary_base, self.rotary_dim)
         if extra_kv:
             k, v = (torch.cat(rows, 2) for rows in self._further(k, v))
             masks = replace(masks, extra_kv=extra_kv)

@@ -67,10 +67,7 @@ def attention(
     if call.query_norm is not None and call.key_norm is not None:
         epsilon = EPSILON if call.norm_epsilon is None else call.norm_epsilon
         q, k = normalised(q, call.query_norm, epsilon), normalised(k, call.key_norm, epsilon)
-    if call.rotary_base is not None:
-        dim = call.rotary_dim or q.shape[-1]
-        at = sight.rotated_at
-        q, k = (rotated(x, there, call.rotary_base, dim) for x, there in zip((q, k), at, strict=True))
+    q, k = (rotated(x, there, call) for x, there in zip((q, k), sight.rotated_at, strict=True))
     q = q * SINGLE.type(q.shape[-1] ** -0.5 if call.scale is None else call.scale)
     rows = max(1, min(ROWS, q.shape[2]))
     sizes = (rows, ROWS * KEYS // rows) if tile is None else (tile, tile)
@@ -236,12 +233,19 @@ def normalised(rows: Array, gain: Array, epsilon: float) -> Array:
     return rows / np.where(size == 0, SINGLE.type(1), size) * factors
 
 
-def rotated(rows: Array, places: Array, base: float, dim: int) -> Array:
-    """The first `dim` components of (B, H, L, d) rotated at positions (B or 1, L), component c with c + dim / 2."""
-    half = dim // 2
-    angles = places[:, None, :, None] * base ** (-np.arange(half) / half)
-    cosines, sines = np.cos(angles).astype(SINGLE), np.sin(angles).astype(SINGLE)
-    first, second, rest = np.split(rows, (half, dim), -1)
+def rotated(rows: Array, places: Array, call: Options[Array]) -> Array:
+    """The first r components of (B, H, L, d) rotated at positions (B or 1, L), component c with c + r / 2."""
+    if call.rotary_cos is not None and call.rotary_sin is not None:
+        tables = call.rotary_cos, call.rotary_sin
+        cosines, sines = tables if tables[0].ndim == 3 else (table[places] for table in tables)
+    elif call.rotary_base is not None:
+        half = (call.rotary_dim or rows.shape[-1]) // 2
+        angles = places[..., None] * call.rotary_base ** (-np.arange(half) / half)
+        cosines, sines = np.cos(angles), np.sin(angles)
+    else:
+        return rows
+    cosines, sines, half = cosines.astype(SINGLE)[:, None], sines.astype(SINGLE)[:, None], cosines.shape[-1]
+    first, second, rest = np.split(rows, (half, 2 * half), -1)
     return np.concatenate([first * cosines - second * sines, first * sines + second * cosines, rest], -1)
 
 

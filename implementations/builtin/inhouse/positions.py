@@ -13,10 +13,18 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.builtin.inhouse.call_options import supported
 from attention_conformance.implementations.builtin.inhouse.head_attention import softmax
 from attention_conformance.implementations.builtin.inhouse.online import wide
+from attention_conformance.implementations.builtin.inhouse.rotary import rotated_pair
+from attention_conformance.implementations.builtin.inhouse.scaled_tables import scaled_rotary
 from attention_conformance.implementations.builtin.inhouse.tile_masks import INFINITY, Masks
-from attention_conformance.implementations.builtin.inhouse.tiled import rotated
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
-from attention_conformance.spec.conventions import AlibiRule, Conventions, LogBase, RotaryPairing, SinusoidOrder
+from attention_conformance.spec.conventions import (
+    AlibiRule,
+    Conventions,
+    LogBase,
+    RotaryPairing,
+    SinusoidOrder,
+    TableForm,
+)
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array
 
@@ -43,7 +51,16 @@ State: TypeAlias = tuple[Tensor, Tensor]
 
 SUPPORTED = {
     *("attn_mask", "key_padding_mask", "is_causal", "scale"),
-    *("rotary_base", "rotary_dim", "query_positions", "key_positions", "alibi_slopes", "relative_bias"),
+    *(
+        "rotary_base",
+        "rotary_dim",
+        "rotary_cos",
+        "rotary_sin",
+        "query_positions",
+        "key_positions",
+        "alibi_slopes",
+        "relative_bias",
+    ),
     *("query_start", "query_starts", "valid_lens", "split_lengths"),
 }
 """The options of `attention`."""
@@ -55,6 +72,7 @@ def attention(
     value: Tensor,
     *,
     pairing: RotaryPairing = RotaryPairing.HALVES,
+    form: TableForm = TableForm.POSITIONS,
     base: float = math.e,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,6 +83,7 @@ def attention(
         key: (B, H, Lk, d_k).
         value: (B, H, Lk, d_v).
         pairing: which components of query and key are rotated together.
+        form: of the tables of cosines and sines.
         base: of the log-sum-exp, and of the powers by which splits of the keys are merged.
         options: those of `SUPPORTED`; see `Options`.
 
@@ -75,9 +94,7 @@ def attention(
     call, dtype = supported(options, SUPPORTED), query.dtype
     masks = Masks.of(call, query, key)
     q, k, v = (x.to(wide(dtype)) for x in (query, key, value))
-    if call.rotary_base is not None:
-        rotate = partial(rotated, base=call.rotary_base, dim=call.rotary_dim, pairing=pairing)
-        q, k = (rotate(x, masks.rotated_at(role)) for x, role in ((q, "query"), (k, "key")))
+    q, k = rotated_pair(q, k, masks, call.rotary_base, call.rotary_dim, pairing, form)
     scores = q @ k.mT * (query.shape[-1] ** -0.5 if call.scale is None else call.scale)
     visible, added = masks.visible(masks.whole), masks.added(masks.whole, scores.dtype)
     scores = scores if added is None else scores + added
@@ -105,13 +122,14 @@ def merge_state(first: State, second: State, base: float = math.e) -> State:
     return output, torch.where(empty, -INFINITY, natural.logsumexp(0) / math.log(base))
 
 
-_FUNCTIONS = {Feature.SINUSOIDS, Feature.ALIBI_SLOPES}
-_ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY, Feature.POSITION_IDS}
+_FUNCTIONS = {Feature.SINUSOIDS, Feature.ALIBI_SLOPES, Feature.ROTARY_SCALING}
+_ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY, Feature.POSITION_IDS, Feature.ROTARY_TABLES}
 _STARTS = {Feature.QUERY_START, Feature.QUERY_STARTS, Feature.VALID_LENS, Feature.KEY_SPLITS}
 _BY_POSITION = _ROTARY | _STARTS | {Feature.ALIBI, Feature.RELATIVE_BIAS}
 _FEATURES = SDPA_FEATURES | _FUNCTIONS | _BY_POSITION | {Feature.KEY_PADDING, Feature.WEIGHTS, Feature.LOG_SUM_EXP}
 _OTHER = Conventions(
     rotary_pairing=RotaryPairing.INTERLEAVED,
+    rotary_tables=TableForm.DOUBLED,
     sinusoid_order=SinusoidOrder.HALVES,
     alibi_rule=AlibiRule.GEOMETRIC,
     log_sum_exp_base=LogBase.TWO,
@@ -123,16 +141,20 @@ POSITIONS = (
         Claims(Scope.OP, _FEATURES),
         torch_op(attention, extras=("weights", "log_sum_exp")),
         "a function in torch that knows positions, with the functions that make sinusoids and slopes",
-        functions={"sinusoids": sinusoids, "alibi_slopes": alibi_slopes},
+        functions={"sinusoids": sinusoids, "alibi_slopes": alibi_slopes, "scaled_rotary": scaled_rotary},
     ),
     Implementation(
         "inhouse.positions.other",
         Claims(Scope.OP, _FEATURES, _OTHER),
-        torch_op(partial(attention, pairing=_OTHER.rotary_pairing, base=2.0), extras=("weights", "log_sum_exp")),
+        torch_op(
+            partial(attention, pairing=_OTHER.rotary_pairing, form=_OTHER.rotary_tables, base=2.0),
+            extras=("weights", "log_sum_exp"),
+        ),
         "the same with the other pairing, order of sinusoids and rule for slopes, and with logarithms to base 2",
         functions={
             "sinusoids": partial(sinusoids, order=_OTHER.sinusoid_order),
             "alibi_slopes": partial(alibi_slopes, rule=_OTHER.alibi_rule),
+            "scaled_rotary": scaled_rotary,
         },
     ),
 )

@@ -1,7 +1,6 @@
 """Attention in tiles: a function whose forward and backward pass need memory linear in the lengths."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +18,9 @@ from attention_conformance.implementations.builtin.inhouse.online import (
     retrace,
     wide,
 )
+from attention_conformance.implementations.builtin.inhouse.rotary import rotated_pair
 from attention_conformance.implementations.builtin.inhouse.seeded_dropout import Dropout, drawn_seed
 from attention_conformance.implementations.builtin.inhouse.tile_masks import Masks
-from attention_conformance.spec.conventions import RotaryPairing
 
 
 class TiledAttention(torch.autograd.Function):
@@ -78,13 +77,12 @@ def tiled_attention(
     dtype = wide(query.dtype)
     masks = Masks.of(call, query, key)
     # Products of bfloat16 are many times faster than of float32; what is normalised or rotated would be rounded again.
-    fast = query.dtype is torch.bfloat16 and call.rotary_base is None and call.query_norm is None
+    rotates = call.rotary_base is not None or call.rotary_cos is not None
+    fast = query.dtype is torch.bfloat16 and not rotates and call.query_norm is None
     q, k = (query, key) if fast else (query.to(dtype), key.to(dtype))
     if call.query_norm is not None and call.key_norm is not None:
         q, k = (normalised(x, gain, call.norm_epsilon) for x, gain in ((q, call.query_norm), (k, call.key_norm)))
-    if call.rotary_base is not None:
-        rotate = partial(rotated, base=call.rotary_base, dim=call.rotary_dim)
-        q, k = (rotate(x, masks.rotated_at(role)) for x, role in ((q, "query"), (k, "key")))
+    q, k = rotated_pair(q, k, masks, call.rotary_base, call.rotary_dim)
     output, lse = in_tiles(q, k, value.to(q.dtype), masks, tile)
     if call.head_gates is not None:
         output = output * call.head_gates.to(dtype)[:, None, None]
@@ -114,21 +112,3 @@ def normalised(rows: Tensor, gain: Tensor, epsilon: float | None = None) -> Tens
     normed = F.rms_norm(tokens, (heads * width,), None, given) * gain
     answer: Tensor = normed.unflatten(-1, (heads, width)).transpose(1, 2).to(rows.dtype)
     return answer
-
-
-def rotated(
-    rows: Tensor, places: Tensor, base: float, dim: int | None = None, pairing: RotaryPairing = RotaryPairing.HALVES
-) -> Tensor:
-    """(B, H, L, d) with the first `dim` components, or all, rotated pair by pair: by positions (B or 1, L).
-
-    Angles are in float64.
-    """
-    if dim is not None:
-        return torch.cat([rotated(rows[..., :dim], places, base, None, pairing), rows[..., dim:]], -1)
-    half, dtype = rows.shape[-1] // 2, wide(rows.dtype)
-    shape, axis = ((2, half), -2) if pairing is RotaryPairing.HALVES else ((half, 2), -1)
-    angles = places[:, None, :, None] * base ** (-torch.arange(half, dtype=torch.float64, device=rows.device) / half)
-    cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
-    first, second = rows.to(dtype).unflatten(-1, shape).unbind(axis)
-    pairs = torch.stack([first * cosines - second * sines, first * sines + second * cosines], axis)
-    return pairs.flatten(-2).to(rows.dtype)

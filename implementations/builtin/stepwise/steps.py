@@ -108,9 +108,19 @@ def rotate_first(rows: Tensor, dim: int, rotate: Callable[[Tensor], Tensor]) -> 
 
 def rotate_by(rows: Tensor, angles: Tensor) -> Tensor:
     """Rows (B, H, L, d) rotated by angles (B, L, d / 2)."""
-    cosines, sines = (x[:, None].to(rows.dtype) for x in (angles.cos(), angles.sin()))
-    first, second = rows.chunk(2, -1)
-    return torch.cat([first * cosines - second * sines, first * sines + second * cosines], -1)
+    return turn(rows, angles.cos(), angles.sin())
+
+
+def turn(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rows (B, H, L, d) with their first r components rotated, by cosines and sines (B, L, r / 2)."""
+    cosines, sines, half = cosines[:, None].to(rows.dtype), sines[:, None].to(rows.dtype), cosines.shape[-1]
+    first, second, rest = rows[..., :half], rows[..., half : 2 * half], rows[..., 2 * half :]
+    return torch.cat([first * cosines - second * sines, first * sines + second * cosines, rest], -1)
+
+
+def row_of(table: Tensor, positions: Tensor) -> Tensor:
+    """(positions, r / 2) -> (B, L, r / 2): the rows of tokens at positions (B, L)."""
+    return table[positions]
 
 
 def norm(rows: Tensor, gain: Tensor | None, epsilon: float) -> Tensor:
@@ -243,6 +253,8 @@ class CallOptions:
     rotary_dim: int | None = None
     query_positions: Tensor | None = None
     key_positions: Tensor | None = None
+    rotary_cos: Tensor | None = None
+    rotary_sin: Tensor | None = None
     query_start: int | None = None
     query_starts: Tensor | None = None
     alibi_slopes: Tensor | None = None
@@ -282,6 +294,8 @@ class Steps:
     norm: Callable[[Tensor, Tensor | None, float], Tensor] = norm
     rotate: Callable[[Tensor, Tensor, float], Tensor] = rotate
     rotate_first: Callable[[Tensor, int, Callable[[Tensor], Tensor]], Tensor] = rotate_first
+    row_of: Callable[[Tensor, Tensor], Tensor] = row_of
+    turn: Callable[[Tensor, Tensor, Tensor], Tensor] = turn
     repeat_kv: Callable[[Tensor, int], Tensor] = repeat_kv
     add_zero_key: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = add_zero_key
     score: Callable[[Tensor, Tensor, float], Tensor] = score
@@ -343,17 +357,19 @@ class Steps:
         if call.query_norm is not None and call.key_norm is not None:
             epsilon = NORM_EPSILON if call.norm_epsilon is None else call.norm_epsilon
             q, k = (self.norm(x, g.to(x.dtype), epsilon) for x, g in ((q, call.query_norm), (k, call.key_norm)))
-        if call.rotary_base is not None:
-            at = self.rotated_at(of_query, of_key, call)
-            q, k = (
-                self._rotated(x, there, call.rotary_base, call.rotary_dim) for x, there in zip((q, k), at, strict=True)
-            )
+        at = self.rotated_at(of_query, of_key, call)
+        q, k = (self._rotated(x, there, call) for x, there in zip((q, k), at, strict=True))
         k, v = self.repeat_kv(k, q.shape[1]), self.repeat_kv(v, q.shape[1])
         if call.add_zero_attn:
             k, v = self.add_zero_key(k, v)
         return q, k, v, (of_key[:, None, :] - of_query[:, :, None], same_document)
 
-    def _rotated(self, rows: Tensor, at: Tensor, base: float, dim: int | None) -> Tensor:
+    def _rotated(self, rows: Tensor, at: Tensor, call: CallOptions) -> Tensor:
+        base, dim = call.rotary_base, call.rotary_dim
+        if call.rotary_cos is not None and call.rotary_sin is not None:
+            return self.turn(rows, self.row_of(call.rotary_cos, at), self.row_of(call.rotary_sin, at))
+        if base is None:
+            return rows
         if dim is None:
             return self.rotate(rows, at, base)
         return self.rotate_first(rows, dim, lambda part: self.rotate(part, at, base))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from attention_conformance.tests.harness.explain.edits import Edit
 
 VALID = Feature.VALID_LENS
-POSITIONED = ("rotary_base", "rotary_dim", "position_ids", "query_start", "query_starts")
+POSITIONED = ("rotary_base", "rotary_dim", "rotary_tables", "position_ids", "query_start", "query_starts")
 DIGITS = 1e-6
 """How well a factor that is measured on one case has to agree between its elements, relative to itself, in float64."""
 

@@ -24,6 +24,7 @@ FLOATS = {
     **dict.fromkeys(("w_q", "w_k", "w_v", "w_o"), ("row", "column")),
     **dict.fromkeys(("sinks", "alibi_slopes", "head_gates"), ("head",)),
     **dict.fromkeys(("query_norm", "key_norm"), ("component",)),
+    **dict.fromkeys(("rotary_cos", "rotary_sin"), ("position", "pair")),
     "log_sum_exp": SCORES[:3],
     "relative_bias": ("head", "distance"),
     "key_padding_mask": ("sample", "key"),
@@ -37,6 +38,8 @@ NAMES |= {
     "query_norm": "gain of queries",
     "key_norm": "gain of keys",
     "norm_epsilon": "epsilon",
+    "rotary_cos": "table of cosines",
+    "rotary_sin": "table of sines",
     "log_sum_exp": "log-sum-exp",
     "given_scale": "given scale",
 }
@@ -60,6 +63,7 @@ FAMILIES += (
     ("query_documents", "key_documents"),
     ("bias_k", "bias_v"),
     ("query_norm", "key_norm"),
+    ("rotary_cos", "rotary_sin"),
 )
 """Entries that may be taken for one another."""
 CHANGING = {

@@ -36,6 +36,7 @@ TRIVIAL = 3
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
 SEEDS = (31, 32)
 """Of more cases with the same options; one that passes has to pass with these numbers, too."""
+KEY_HEADS = (2, 3, 4, 5)
 AGAIN = 3
 """How often it is tried with either order of the numbers whether a second call fails: some numbers show no mistake."""
 PAIRS = ((6, 6), (5, 7), (7, 5), (1, 6))
@@ -81,6 +82,7 @@ def conditions(failing: Sequence[Observation], prober: Prober) -> list[Condition
             together = ("query_length", "key_length") if equal and name == "key_length" else (name,)
             if not (equal and name == "query_length"):
                 related += _of_extent(base, together, failing, prober)
+    related += _of_key_heads(base, prober) if all(each.case.sizes.num_kv_heads for each in failing) else []
     return [each for each in [*found, *related] if all(each.holds(other.case) for other in failing)]
 
 
@@ -200,13 +202,23 @@ def _of_extent(base: Case, names: tuple[str, ...], failing: Sequence[Observation
     if all(outcomes.values()):
         return []
     least_limit = 0 if names[0] in ("batch", "num_heads") else TRIVIAL
-    for words, rule in _rules(outcomes, fails, least_limit):
+    for words, rule in _rules(outcomes, fails, least_limit, names[0] in ("d_k", "d_v")):
         if all(rule(extent) == outcome for extent, outcome in outcomes.items()):
             return [_extent_condition(words, names[0], rule)]
     low, high = _below_and_above(outcomes)
     if low > least_limit and high > 2:  # some cases with more pass, too, as their numbers do not show it
         return [_extent_condition(f"more than {low} {{}}", names[0], lambda n: n > low)]
     return []
+
+
+def _of_key_heads(base: Case, prober: Prober) -> list[Condition]:
+    """From how many key heads on it fails, each with two query heads; one is shared by all whatever the order."""
+    tried = {n: _outcome(base.sized(num_heads=2 * n, num_kv_heads=n), prober) for n in KEY_HEADS}
+    passing, failing = ([n for n, outcome in tried.items() if outcome is kind] for kind in (False, True))
+    if not failing or max(passing, default=0) not in range(2, min(failing)):
+        return []
+    most = max(passing)
+    return [Condition(f"with more than {most} key heads", lambda case: case.sizes.kv_heads > most)]
 
 
 def _below_and_above(outcomes: dict[int, bool]) -> tuple[int, int]:
@@ -222,9 +234,12 @@ def _extent_condition(words: str, name: str, rule: Callable[[int], bool]) -> Con
 
 
 def _rules(
-    outcomes: dict[int, bool], fails: Callable[[int], bool | None], least_limit: int
+    outcomes: dict[int, bool], fails: Callable[[int], bool | None], least_limit: int, width: bool
 ) -> Iterator[tuple[str, Callable[[int], bool]]]:
-    """Rules that may fit, the simplest first; their limits lie between cases that were run."""
+    """Rules that may fit, the simplest first; their limits lie between cases that were run.
+
+    Of single widths kernels have code of their own; a single length that fails is one at which something was kept.
+    """
     passing, failing = ([n for n, outcome in outcomes.items() if outcome is kind] for kind in (False, True))
     if max(passing) < min(failing):
         most = _boundary(max(passing), min(failing), fails)
@@ -237,7 +252,7 @@ def _rules(
     for multiple in MULTIPLES:
         yield f"a number of {{}} that is no multiple of {multiple}", lambda n, m=multiple: n % m != 0  # type: ignore[misc]
         yield f"a number of {{}} that is a multiple of {multiple}", lambda n, m=multiple: n % m == 0  # type: ignore[misc]
-    if len(failing) == 1:
+    if width and len(failing) == 1:
         yield f"exactly {failing[0]} {{}}", lambda n: n == failing[0]
     limit = max((n for n in passing if n < min(failing)), default=0)
     most = _boundary(limit, min(failing), fails) if limit else 0

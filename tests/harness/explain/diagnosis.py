@@ -12,7 +12,7 @@ from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
 from attention_conformance.spec.clauses import Level, load
-from attention_conformance.spec.features import KeySplits, Packing, PositionIds, QkNorm
+from attention_conformance.spec.features import KeySplits, Packing, PositionIds, QkNorm, RotaryTables
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.conditions import Condition, conditions
@@ -20,7 +20,7 @@ from attention_conformance.tests.harness.explain.hypotheses import hypotheses
 from attention_conformance.tests.harness.explain.magnitudes import parts, sizes
 from attention_conformance.tests.harness.explain.naming import Explanation, explanation
 from attention_conformance.tests.harness.explain.narrowing import narrower
-from attention_conformance.tests.harness.explain.observation import Observation, Prober, observed
+from attention_conformance.tests.harness.explain.observation import WITHOUT_DIGITS, Observation, Prober, observed
 from attention_conformance.tests.harness.explain.other_claims import holding, rounded_operands, stated
 from attention_conformance.tests.harness.explain.places import places, wider
 from attention_conformance.tests.harness.explain.scoring import scored
@@ -47,6 +47,8 @@ PROBES = (
     Case(seed=206, padding=Padding.LEFT),
     Case(seed=207, causal=True).sized(query_length=7),
     Case(seed=208, causal=True),
+    Case(seed=240, causal=True).sized(query_length=9),
+    Case(seed=241, causal=True).sized(query_length=1),
     Case(seed=209, scale=0.3),
     Case(seed=210, scores=Scores.RISING).sized(key_length=33),
     Case(seed=211).sized(query_length=1),
@@ -55,6 +57,7 @@ PROBES = (
     Case(seed=214, mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW),
     Case(seed=215, padding=Padding.EMPTY_SAMPLE),
     Case(seed=216).sized(num_heads=6, num_kv_heads=3),
+    Case(seed=239).sized(num_heads=4, num_kv_heads=2),
     Case(seed=217).extended(window_left=1),
     Case(seed=218).extended(window_right=1),
     Case(seed=237).sized(query_length=7).extended(window_left=1),
@@ -64,6 +67,7 @@ PROBES = (
     Case(seed=221).extended(rotary_base=50.0, query_start=2),
     Case(seed=232).sized(d_k=8).extended(rotary_base=50.0, rotary_dim=4),
     Case(seed=233).extended(rotary_base=50.0, position_ids=PositionIds.ASCENDING),
+    Case(seed=237).extended(rotary_tables=RotaryTables.POSITIONS, query_start=2),
     Case(seed=222, causal=True).extended(query_start=2),
     Case(seed=234, causal=True).sized(query_length=3).extended(query_starts=True),
     Case(seed=223).extended(alibi=True),
@@ -358,7 +362,7 @@ def _by_clauses(
             theirs = _failure_summaries(defect.implementation, chapters, dtype, device)
             ranked.append((len(own & theirs) / max(1, len(own | theirs)), len(own & theirs), hypothesis))
     ranked.sort(key=lambda entry: -entry[0])
-    if not ranked or not ranked[0][1]:
+    if not ranked or 2 * ranked[0][1] < len(own):
         return Diagnosis("", 0, len(own), when=tuple(sorted({words for _, words, _ in own})[:3]), of_clauses=True)
     _, explains, best = ranked[0]
     return Diagnosis(best.name, explains, len(own), repair=best.repair, of_clauses=True)
@@ -381,5 +385,6 @@ def _failure_summaries(
             for each in judge.tally.failures:
                 drawn, worst = Case.from_json(each.case).extension.dropout, judge.tally.worst or 0.0
                 size = 0.0 if drawn or not 0.0 < worst < inf else round(log10(worst), 1)
-                summaries.add((planned.clause.id, each.summary or each.message, size))
+                words = (each.summary or each.message).translate(WITHOUT_DIGITS)
+                summaries.add((planned.clause.id, words, size))
     return summaries

@@ -37,6 +37,8 @@ ORDERED += (
     "norm of the key",
     "rotation of the query",
     "rotation of the key",
+    "rotation of the query by tables",
+    "rotation of the key by tables",
     "learned key and value",
 )
 """Stages whose place among the others may be mistaken."""

@@ -12,7 +12,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.explain.causes import Hypothesis
 from attention_conformance.tests.harness.explain.observation import Observation, answered
-from attention_conformance.tests.harness.judge.comparison import error_ratios
+from attention_conformance.tests.harness.judge.comparison import error_ratios, part_of
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,9 @@ def scored(
     error = 0.0
     for each in failing:
         if hypothesis.applies_to(each.problem) and hypothesis.affects(each.problem):
-            distance = each.distance(*_answered(hypothesis, each.problem))
-            if distance <= 1.0:
+            other, raised = _answered(hypothesis, each.problem)
+            distance = each.distance(other, raised)
+            if distance <= 1.0 and not (other and _right_by_its_own(hypothesis, each, other, claimed, each.parts)):
                 explained.append(each)
                 error = max(error, distance)
     for each in passing:
@@ -76,12 +77,19 @@ def _agrees(hypothesis: Hypothesis, each: Observation, claimed: Conventions) -> 
         return True
     if any(each.got is not None and _lacks(other, part) for part in each.parts):
         return None
+    return None if _right_by_its_own(hypothesis, each, other, claimed, ("output",)) else False
+
+
+def _right_by_its_own(
+    hypothesis: Hypothesis, each: Observation, other: Result, claimed: Conventions, parts: Sequence[str]
+) -> bool:
+    """Whether a defect answers rightly by conventions of its own, which differ: its mistake does not show there."""
     own = hypothesis.defect.implementation.claims.conventions if hypothesis.defect else claimed
-    if own != claimed:
-        expected = solve(each.problem, own).parts["output"]
-        if other.output.shape == expected.value.shape and (error_ratios(other.output, expected) <= 1.0).all():
-            return None
-    return False
+    if own == claimed:
+        return False
+    expected = solve(each.problem, own).parts
+    pairs = [(part_of(other, part), expected[part]) for part in parts]
+    return all(a is not None and a.shape == e.value.shape and (error_ratios(a, e) <= 1.0).all() for a, e in pairs)
 
 
 def _lacks(result: object, part: str) -> bool:

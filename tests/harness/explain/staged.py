@@ -27,10 +27,10 @@ from attention_conformance.spec.conventions import (
     NormKind,
     NormOrder,
     NormSpan,
-    RotaryPairing,
 )
 from attention_conformance.spec.features import PositionIds, QkNorm
 from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.explain.rotations import from_tables, pairs_turned
 
 State: TypeAlias = dict[str, Any]
 """Numbers by name: the arrays of the problem as float64 tensors, its options, and what stages have made of them."""
@@ -85,7 +85,7 @@ def opened(problem: Problem, conventions: Conventions) -> State:
     state |= {"window_left": left, "window_right": right, "window_own": own}
     state |= {"num_heads": problem.num_heads, "num_kv_heads": problem.num_kv_heads, "keys": problem.key.shape[-2]}
     state |= {"softcap": extension.softcap, "rotary_base": extension.rotary_base, "rotary_dim": extension.rotary_dim}
-    state |= {"given_scale": problem.scale}
+    state |= {"given_scale": problem.scale, "rotary_tables": extension.rotary_tables}
     if extension.qk_norm is not QkNorm.NONE:
         late = conventions.norm_order is NormOrder.LAST
         epsilon = "late_epsilon" if late else "norm_epsilon"
@@ -138,13 +138,14 @@ def _rotated(entry: str) -> Stage:
         ids = state.get(f"{entry}_ids")
         places = state[f"{entry}_places"] if ids is None else ids
         angles = places[:, None, :, None] * base ** (-torch.arange(0, width, 2).double() / width)
-        halves = state["conventions"].rotary_pairing is RotaryPairing.HALVES
-        first, second = rows[..., :width].chunk(2, -1) if halves else (rows[..., 0:width:2], rows[..., 1:width:2])
-        pair = first * angles.cos() - second * angles.sin(), first * angles.sin() + second * angles.cos()
-        rotated = torch.cat(pair, -1) if halves else torch.stack(pair, -1).flatten(-2)
-        return {entry: torch.cat([rotated, rows[..., width:]], -1)}
+        return {entry: pairs_turned(rows, angles.cos(), angles.sin(), state["conventions"].rotary_pairing)}
 
     return Stage(f"rotation of the {entry}", rotate, (entry, f"{entry}_places", "rotary_base"), "rotary_base")
+
+
+def _turned(entry: str) -> Stage:
+    reads = (entry, f"{entry}_places", "rotary_cos", "rotary_sin")
+    return Stage(f"rotation of the {entry} by tables", lambda s: {entry: from_tables(s, entry)}, reads, "rotary_cos")
 
 
 def _learned(state: State) -> State:
@@ -273,6 +274,8 @@ STAGES: tuple[Stage, ...] = (
     _normed("key"),
     _rotated("query"),
     _rotated("key"),
+    _turned("query"),
+    _turned("key"),
     _normed("query", "late_epsilon"),
     _normed("key", "late_epsilon"),
     Stage("learned key and value", _learned, ("key", "value", "bias_k", "bias_v"), "bias_k"),

@@ -193,7 +193,7 @@ class Judge:
             self.unsupported.append(reason)
         return not reason
 
-    def call(self, name: str, *arguments: int) -> Array:
+    def call(self, name: str, *arguments: object) -> Array:
         """What a plain function of the candidate returns."""
         self.settle()
         with kept_global_state():

@@ -26,7 +26,7 @@ OPTIONS = (
     when("a scale", 27, lambda c: c.problem.scale is not None, scale=0.3),
     when("a window", 9, lambda c: c.extension.windowed, window_left=2, window_right=1),
     when("a softcap", 6, lambda c: c.extension.softcap is not None, softcap=2.0),
-    when("rotations", 4, lambda c: c.extension.rotary_base is not None, rotary_base=100.0),
+    when("rotations", 4, lambda c: c.extension.rotates, rotary_base=100.0),
     when("a start of the queries", 8, lambda c: c.extension.query_start is not None, query_start=2),
     when("slopes", 7, lambda c: c.extension.alibi, alibi=True),
     when("a relative bias", 2, lambda c: c.extension.relative_bias > 0, relative_bias=2),

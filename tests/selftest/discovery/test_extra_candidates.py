@@ -6,7 +6,7 @@ from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.functions import ALWAYS
 from attention_conformance.spec.clauses import Level
-from attention_conformance.spec.conventions import ReturnedWeights
+from attention_conformance.spec.conventions import ReturnedWeights, TableForm
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
@@ -256,3 +256,27 @@ def test_sizes_that_do_not_fit_and_are_not_looked_at_are_no_mistake(
     failed = [v for v in run(make(text), clauses, ("float64",)) if v.status is Status.FAIL]
     assert not [v.clause for v in failed if v.level == Level.MUST]
     assert len(failed) == (0 if text is UNCHECKED else 2)
+
+
+TURNED = """
+def rotate_half(x):
+    first, second = x.chunk(2, -1)
+    return torch.cat([-second, first], -1)
+
+
+def f(query, key, value, cos=None, sin=None):
+    if cos is not None:
+        cos, sin = cos[:, None], SINES
+        query, key = (x * cos + rotate_half(x) * sin for x in (query, key))
+    return F.scaled_dot_product_attention(query, key, value)
+"""
+
+
+@pytest.mark.parametrize(("sines", "form"), [("sin[:, None]", TableForm.DOUBLED), ("sin[:, None] ** 2", None)])
+def test_tables_under_a_name_that_promises_no_form_are_claimed_in_the_form_that_is_seen(
+    make: Make, sines: str, form: TableForm | None
+) -> None:
+    made = make(TURNED.replace("SINES", sines))
+    assert (Feature.ROTARY_TABLES in made.claims) is (form is not None)
+    assert ("rotary-tables not claimed" in made.about) is (form is None)
+    assert form is None or made.claims.conventions.rotary_tables is form

@@ -88,6 +88,13 @@ def test_sizes_in_an_object_of_settings(make: Make, annotation: str) -> None:
     assert_conforms(made)
 
 
+def test_a_width_beside_an_object_of_settings(make: Make) -> None:
+    text = SETTINGS.format(annotation=", dim").replace(
+        "nn.Linear(config.n_embd, 3 * config.n_embd)", "nn.Linear(dim, 3 * dim)"
+    )
+    assert_conforms(make(START + text))
+
+
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 def test_shapes(make: Make, changes: dict[str, str]) -> None:
     made = make(START + CROSS.format(**{**USUAL, **changes}))

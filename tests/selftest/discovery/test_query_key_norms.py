@@ -132,8 +132,9 @@ ALWAYS = {
 @pytest.mark.parametrize("name", ALWAYS)
 def test_norms_without_a_module_are_recognised(make: Make, name: str) -> None:
     norm, setting, kind = ALWAYS[name]
-    made = make(f"def f(q, k, v):\n    q, k = ({norm} for x in (q, k))\n    return attend(q, k, v)[0]")
+    made = make(f"def f(q, k, v, **more):\n    q, k = ({norm} for x in (q, k))\n    return attend(q, k, v)[0]")
     assert made.claims.premises.settings() == (setting,)
+    assert "qk-norm not claimed" not in made.about
     assert (made.claims.conventions.norm_kind, made.claims.conventions.norm_span) == (kind, NormSpan.BARE)
     verdicts = run(made, ("scores.dot-product", "qk-norm.scores", "qk-norm.range"), ("float64", "float32"))
     assert [v.status for v in verdicts] == [Status.PASS] * 6

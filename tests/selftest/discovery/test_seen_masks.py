@@ -81,6 +81,15 @@ def test_a_fixed_rate_of_dropout_is_not_drawn(make: Make) -> None:
     assert_conforms(made)
 
 
+def test_a_function_is_judged_in_the_type_that_it_states(make: Make) -> None:
+    made = make(
+        "def f(q, k, v, dtype=torch.float32):\n    p = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)\n"
+        "    return p.to(dtype).to(v) @ v"
+    )
+    assert made.claims.dtypes == ("float32",)
+    assert_conforms(made)
+
+
 def test_a_number_of_samples_is_built_large(make: Make) -> None:
     cache = {"sizes": "max_batch_size, dim, heads", "init": "self.most = max_batch_size"}
     assert_conforms(make(text_of({**cache, "before": "assert x.shape[0] <= self.most and self.most > 12"})))

@@ -15,7 +15,7 @@ from attention_conformance.spec.conventions import (
     RotaryPairing,
     WindowCount,
 )
-from attention_conformance.spec.features import QkNorm, Scope
+from attention_conformance.spec.features import QkNorm, RotaryTables, Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.selftest.reference.arithmetic import Arithmetic, Number
 
@@ -160,18 +160,35 @@ def _normalised_row(task: Task, name: str, row: Sequence[Number]) -> list[Number
     return [g * x / size for g, x in zip(factors, centred, strict=True)]
 
 
-def rotated(task: Task, row: Sequence[Number], at: int) -> list[Number]:
+def _given_pairs(task: Task, b: int, token: int, at: int) -> list[tuple[Number, Number]]:
+    """The cosine and the sine of each pair of a token, where tables are given: of its position, or its own."""
+    kind, number = task.problem.extension.rotary_tables, task.arithmetic.number
+    if kind is RotaryTables.NONE:
+        return []
+    cosines, sines = (task.problem.extras[name] for name in ("rotary_cos", "rotary_sin"))
+    first, second = (x[at] if kind is RotaryTables.POSITIONS else x[b][token] for x in (cosines, sines))
+    once = {RotaryTables.DOUBLED: slice(len(first) // 2), RotaryTables.REPEATED: slice(None, None, 2)}
+    part = once.get(kind, slice(None))
+    return [(number(c), number(s)) for c, s in zip(first[part], second[part], strict=True)]
+
+
+def rotated(task: Task, row: Sequence[Number], b: int, token: int, at: int) -> list[Number]:
     """A query's or key's row after its rotary embedding: z_c -> z_c e^(i m theta_c) for each pair z_c = x + i y."""
     arithmetic, base = task.arithmetic, task.problem.extension.rotary_base
     width = task.problem.extension.rotary_dim or len(row)
     components = list(row)
-    if base is None:
+    tables = _given_pairs(task, b, token, at)
+    if base is None and not tables:
         return components
+    width = 2 * len(tables) if tables else width
     for c in range(width // 2):
         halves = task.conventions.rotary_pairing is RotaryPairing.HALVES
         first, second = (c, c + width // 2) if halves else (2 * c, 2 * c + 1)
-        angle = at * arithmetic.number(base) ** (arithmetic.number(-2 * c) / width)
-        cosine, sine = arithmetic.cos(angle), arithmetic.sin(angle)
+        if tables:
+            cosine, sine = tables[c]
+        else:
+            angle = at * arithmetic.number(base) ** (arithmetic.number(-2 * c) / width)
+            cosine, sine = arithmetic.cos(angle), arithmetic.sin(angle)
         components[first] = arithmetic.total([row[first] * cosine, -row[second] * sine])
         components[second] = arithmetic.total([row[first] * sine, row[second] * cosine])
     return components

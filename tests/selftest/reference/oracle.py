@@ -123,12 +123,15 @@ def _projected(
 
 def _rotated(task: Task, name: str, heads: Heads) -> Heads:
     """Queries or keys after their rotary embedding, if there is one."""
-    if task.problem.extension.rotary_base is None:
+    if not task.problem.extension.rotates:
         return heads
     problem, conventions = task.problem, task.conventions
     return [
         [
-            [rotated(task, row, rotated_at(problem, conventions, name, b, token)) for token, row in enumerate(head)]
+            [
+                rotated(task, row, b, token, rotated_at(problem, conventions, name, b, token))
+                for token, row in enumerate(head)
+            ]
             for head in sample
         ]
         for b, sample in enumerate(heads)

@@ -18,7 +18,7 @@ from attention_conformance.spec.cases import (
     Sizes,
 )
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.spec.features import Extension, Packing, PositionIds, QkNorm
+from attention_conformance.spec.features import Extension, Packing, PositionIds, QkNorm, RotaryTables
 
 CROSS = ModuleForm(Sharing.NONE, 13, 11, 17, 10, bias=True, output_projection=True, output_bias=True)
 KEY_VALUE = ModuleForm(Sharing.KEY_VALUE, 13, 11, 11, 10, output_projection=True)
@@ -134,6 +134,8 @@ SCORED = [
     Case(sizes=FEW).extended(rotary_base=3.0, query_start=7),
     Case(sizes=replace(FEW, d_k=5)).extended(rotary_base=3.0, rotary_dim=4),
     Case(sizes=FEW, causal=True).extended(rotary_base=9.0, position_ids=PositionIds.ASCENDING, query_start=1),
+    Case(sizes=FEW).extended(rotary_tables=RotaryTables.POSITIONS, query_start=1),
+    Case(sizes=replace(FEW_SQUARE, d_k=5)).extended(rotary_tables=RotaryTables.REPEATED, rotary_dim=4),
     Case(sizes=FEW).extended(qk_norm=QkNorm.HEAD),
     Case(sizes=FEW, score_std=4.0).extended(qk_norm=QkNorm.WIDTH, norm_epsilon=0.3, rotary_base=9.0),
     Case(sizes=FEW).extended(alibi=True),

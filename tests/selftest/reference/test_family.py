@@ -5,7 +5,7 @@ import pytest
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Sizes
-from attention_conformance.spec.features import Packing, PositionIds
+from attention_conformance.spec.features import Packing, PositionIds, RotaryTables
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.tally import Tally
@@ -14,6 +14,7 @@ from attention_conformance.tests.selftest.reference.family_styles import impleme
 STEPS = implementation("steps", Steps().answer)
 SQUARE = Case().sized(query_length=7, key_length=7)
 GROUPS = Case(sizes=Sizes(num_heads=6, num_kv_heads=3))
+TABLES = RotaryTables.POSITIONS
 POSITIONS = GROUPS.extended(window_left=3, rotary_base=50.0, query_start=1, alibi=True, relative_bias=1)
 EVERYTHING = POSITIONS.extended(softcap=3.0, sinks=True, head_gates=True)
 CASES = {
@@ -25,6 +26,7 @@ CASES = {
     "rotary": Case().extended(rotary_base=50.0, query_start=2),
     "partial rotary": Case().sized(d_k=7).extended(rotary_base=50.0, rotary_dim=4, query_start=2),
     "position ids": Case(causal=True).extended(rotary_base=50.0, position_ids=PositionIds.RESTARTING),
+    "rotary tables": Case(causal=True).sized(d_k=7).extended(rotary_tables=TABLES, rotary_dim=4, query_start=2),
     "alibi": Case().extended(alibi=True, query_start=2),
     "relative bias": Case(mask=MaskKind.INFINITE).extended(relative_bias=2),
     "sinks": Case(padding=Padding.EMPTY_SAMPLE).extended(sinks=True),

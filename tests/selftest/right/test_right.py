@@ -24,6 +24,7 @@ from attention_conformance.tests.selftest.right import (
     right_qk_norm,
     right_reach,
     right_returned,
+    right_rotary_tables,
     right_sinks,
 )
 
@@ -38,6 +39,7 @@ CHAPTERS = (
     ("packed", right_packed.RIGHT, ("packed.*", "causal.*"), 300),
     ("positions", right_positions.RIGHT_POSITIONS, ("positions.*",), 60),
     ("qk-norm", right_qk_norm.RIGHT, ("qk-norm.*", "scores.*"), 60),
+    ("rotary-tables", right_rotary_tables.RIGHT, ("rotary-tables.*",), 30),
     ("returned", right_returned.RIGHT, RETURNED, 250),
     ("sinks", right_sinks.RIGHT_SINKS, ("sinks.*",), 60),
 )
