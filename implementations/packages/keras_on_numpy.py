@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["keras==3.15.1", "scipy==1.17.1", "numpy==2.4.6", "ml_dtypes>=0.5"]
+# dependencies = ["keras==3.15.1", "jax==0.10.2", "scipy==1.17.1", "numpy==2.4.6", "ml_dtypes>=0.5"]
 #
 # [tool.attention-conformance]
 # implementations = ["sdpa"]
