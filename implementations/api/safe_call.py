@@ -196,8 +196,11 @@ def _usable(result: object) -> Result:
 
 def _quiet(array: Array) -> Array:
     """The array, with NaN that raise no flag where they are converted: memory never written may hold others."""
-    absent = np.isnan(array) if array.dtype.kind == "f" else None
-    return array if absent is None or not absent.any() else np.where(absent, array.dtype.type(np.nan), array)
+    stored = array[tuple(slice(None) if step else slice(1) for step in array.strides)]
+    absent = np.isnan(stored) if array.dtype.kind == "f" else None
+    if absent is None or not absent.any():
+        return array
+    return np.broadcast_to(np.where(absent, array.dtype.type(np.nan), stored), array.shape)
 
 
 def _parts(result: Result) -> Iterator[tuple[str, object]]:

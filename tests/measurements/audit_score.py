@@ -41,6 +41,7 @@ NEEDS: Mapping[str, tuple[set[Feature], ...]] = {
     "full-dropout": ({Feature.DROPOUT},),
     "rotary-pairing": ({Feature.ROTARY},),
     **dict.fromkeys(("norm-kind", "norm-span", "norm-order", "norm-gain", "norm-default"), ({Feature.QK_NORM},)),
+    "rotary-tables": ({Feature.ROTARY_TABLES},),
     "sinusoid-order": ({Feature.SINUSOIDS},),
     "alibi-rule": ({Feature.ALIBI_SLOPES},),
     "returned-weights": ({Feature.DROPOUT}, {Feature.WEIGHTS, Feature.AVERAGED_WEIGHTS}),

@@ -23,7 +23,7 @@ Request = tuple[Mapping[str, Array], Mapping[str, Any], tuple[str, ...]]
 def answered(request: Request) -> dict[str, Array]:
     """What one process of the ring does with its slices."""
     arrays, options, needs = request
-    given = {name: to_tensor(array).requires_grad_(name in needs) for name, array in arrays.items()}
+    given = _roles({name: to_tensor(array).requires_grad_(name in needs) for name, array in arrays.items()})
     with torch.set_grad_enabled(bool(needs)):
         output, lse = ring_attention(given["query"], given["key"], given["value"], **options)
     results = {"output": to_array(output), "log_sum_exp": to_array(lse)}
@@ -46,7 +46,7 @@ def in_ring(count: int) -> Callable[[Problem, str], Result]:
         slices = [
             {name: _slice(arrays[name], rank, count) for name in SLICED if name in arrays} for rank in range(count)
         ]
-        options["lengths"] = tuple([held[name].shape[2] for held in slices] for name in ("query", "key"))
+        options["lengths"] = tuple([_roles(held)[name].shape[2] for held in slices] for name in ("query", "key"))
         answers = processes.together([(held, options, needs) for held in slices])
         results = {name: np.concatenate([answer[name] for answer in answers], axis=2) for name in answers[0]}
         gradients = {name: results[name] for name in needs}
@@ -60,6 +60,11 @@ def _options(problem: Problem) -> dict[str, Any]:
     if "alibi_slopes" in options:
         options["alibi_slopes"] = torch.tensor(options["alibi_slopes"].astype(np.float64))
     return options | {"is_causal": problem.causal, "scale": problem.scale}
+
+
+def _roles(given: dict[str, Any]) -> dict[str, Any]:
+    """What is given, under the names of every role in which it is used: a shared input comes once."""
+    return {"key": given["query"], "value": given.get("key", given["query"]), **given}
 
 
 def _slice(array: Array, rank: int, count: int) -> Array:

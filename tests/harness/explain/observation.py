@@ -86,7 +86,7 @@ class Observation:
         for part in self.parts if self.rows is None else ():
             array, expected = None if self.got is None else part_of(self.got, part), self.expected[part]
             if array is not None and array.shape == expected.value.shape:
-                error = array.astype(np.float64) - expected.value
+                error = _difference(array, expected.value)
                 found |= {(part, each.name): (each.share(error), each.ratio(error)) for each in expected.aligned}
         return found
 
@@ -104,7 +104,7 @@ class Observation:
         """How far the difference of two answers points in one direction, in units of the aligned bounds."""
         if self.rows is not None:
             return 0.0
-        difference = array.astype(np.float64) - other.astype(np.float64)
+        difference = _difference(array, other)
         drifts = (each.ratio(difference) for each in self.expected[part].aligned)
         return max((drift for drift in drifts if math.isfinite(drift)), default=0.0)
 
@@ -257,3 +257,9 @@ def answered(
         return safely(call), ""
     except (CandidateError, PathError) as error:
         return None, str(error).translate(WITHOUT_DIGITS)
+
+
+def _difference(array: Array | Floats, other: Array | Floats) -> Floats:
+    """In float64; zero also where both are the same infinity."""
+    wide, than = array.astype(np.float64), other.astype(np.float64)
+    return np.subtract(wide, than, out=np.zeros_like(wide), where=wide != than)

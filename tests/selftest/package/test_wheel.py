@@ -18,8 +18,9 @@ from attention_conformance.tests.selftest.package.test_house import imports
 SUITE = "attention_conformance/"
 LEFT = ("tests/selftest/", "tests/measurements/")
 """Parts of the clone that only its own development needs."""
-MATRIX = {"diffusers", "mlx", "monai", "onnx", "onnxruntime", "transformers", "x_transformers"}
-OPTIONAL = {"jax", "triton", "vl_convert"} | MATRIX
+MATRIX = f"{SUITE}implementations/packages/"
+"""Files that are loaded in environments of their own, for which they state what they need."""
+OPTIONAL = {"jax", "triton", "vl_convert"}
 """Used where installed: for candidates written in it, and for the page of benchmarks, which a clone makes."""
 NEEDED_BY = {"markupsafe": "jinja2", "pydantic_core": "pydantic"}
 """Packages that come with a required one."""
@@ -147,7 +148,8 @@ def test_processes_of_an_implementation_find_the_suite(environment: Environment,
 def test_everything_that_runs_is_installed_with_it(wheel: Path) -> None:
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     required = {re.split(r"[^a-z0-9-]", need)[0] for need in needed}
-    sources = [wheels.content(wheel, file) for file in wheels.contents(wheel) if file.endswith(".py")]
+    files = [file for file in wheels.contents(wheel) if file.endswith(".py") and not file.startswith(MATRIX)]
+    sources = [wheels.content(wheel, file) for file in files]
     names = {name.partition(".")[0] for source in sources for name in imports(source)}
     foreign = names - set(sys.stdlib_module_names) - {*PARTS, "attention_conformance"}
     owners = {name: {NEEDED_BY.get(name, plain(o)) for o in each} for name, each in packages_distributions().items()}

@@ -1,6 +1,7 @@
 """The matrix: packages are read, judged apart, kept while nothing changes, and compared when something does."""
 
 import json
+import re
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -11,6 +12,10 @@ from attention_conformance.tests.cli import matrix_command
 from attention_conformance.tests.cli.matrix_command import STATE, TABLE, matrix
 from attention_conformance.tests.cli.matrix_packages import FOLDER, Package, PackageError, environment, packages
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.selftest.package.test_house import NAME, imports
+
+CALLED = {"paddle"}
+"""Modules whose distribution has another name: paddlepaddle."""
 
 METADATA = """# /// script
 # requires-python = ">=3.11"
@@ -113,6 +118,13 @@ def test_what_cannot_be_installed_states_why(tmp_path: Path) -> None:
     package = Package("mine", tmp_path / "mine.py", ("absent-package-of-no-index @ file:///absent",), ())
     with pytest.raises(PackageError, match=r"^mine cannot be installed: "):
         environment(package, tmp_path)
+
+
+def test_every_package_imports_what_its_environment_has() -> None:
+    for package in packages():
+        used = {name.partition(".")[0] for name in imports(package.file.read_text())}
+        stated = {re.split(r"[=<>\[]", each)[0].replace("-", "_") for each in package.dependencies}
+        assert used <= stated | CALLED | set(sys.stdlib_module_names) | {NAME}, package.name
 
 
 def test_every_package_pins_what_it_is_about_and_has_another_name() -> None:
