@@ -56,9 +56,9 @@ def opened_by_tanh(heads: Tensor, logits: Tensor) -> Tensor:
 
 def opened_after_storing(query: Tensor, key: Tensor, value: Tensor, **o: Any) -> Tensor:
     """The output is stored before its gates, which are computed and stored in the working dtype."""
-    logits = o.pop("gate_logits", None)
-    heads = Steps()(query, key, value, **o)
-    return heads if logits is None else heads * logits.sigmoid()
+    logits: Tensor | None = o.pop("gate_logits", None)
+    heads: Tensor = Steps()(query, key, value, **o)
+    return heads if logits is None else heads.mul(logits.sigmoid())
 
 
 def weights_opened(query: Tensor, key: Tensor, value: Tensor, **o: Any) -> Tensor:
