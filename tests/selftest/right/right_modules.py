@@ -68,7 +68,8 @@ def weights_opened(query: Tensor, key: Tensor, value: Tensor, **o: Any) -> Tenso
         return Steps()(query, key, value, **o)
 
     def mix(weights: Tensor, v: Tensor) -> Tensor:
-        return (weights * logits.to(v.dtype).sigmoid()) @ v
+        opened: Tensor = weights * logits.to(v.dtype).sigmoid()
+        return opened @ v
 
     return Steps(mix=mix, open_output=lambda heads, _: heads)(query, key, value, **o)
 
