@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.adapters.cached import Feed, Stream
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
-from attention_conformance.implementations.builtin.stepwise.call_options import CallOptions
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
 from attention_conformance.implementations.builtin.stepwise.steps import Steps, accumulator, rotate
 from attention_conformance.spec.features import Feature
 

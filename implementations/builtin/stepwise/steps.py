@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
-from attention_conformance.implementations.builtin.stepwise.call_options import CallOptions
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
 from attention_conformance.spec.conventions import Alignment, Conventions
 from attention_conformance.spec.features import NORM_EPSILON, Feature
 

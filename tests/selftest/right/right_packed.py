@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.call_options import CallOptions
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
 from attention_conformance.implementations.builtin.stepwise.steps import (
     BOTTOM_RIGHT,
     Steps,

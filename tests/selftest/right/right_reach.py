@@ -11,8 +11,8 @@ from attention_conformance.implementations.adapters.mha_interface import MHA_FEA
 from attention_conformance.implementations.adapters.op_options import extra_options
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.builtin.stepwise.call_options import CallOptions
 from attention_conformance.implementations.builtin.stepwise.extended_layers import GroupedLayer
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
 from attention_conformance.implementations.builtin.stepwise.steps import (
     Steps,
     add_bottom_right,
