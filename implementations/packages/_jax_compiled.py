@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from attention_conformance import PLAIN_FEATURES, Case, Claims, Conventions, Feature, Scope
+from attention_conformance.implementations.api.contract import Fit, any_case
 
 STATIC = ("is_causal", "scale", "enable_gqa")
 DTYPES = ("float32", "bfloat16")
@@ -26,11 +27,11 @@ def compiled(function: Callable[..., Any]) -> Any:
     return jax.jit(attention, static_argnames=STATIC)
 
 
-def claims(*added: Feature, fit: Callable[[Case], Case] | None = None) -> Claims:
+def claims(*added: Feature, fit: Fit = any_case) -> Claims:
     """Of functions that fill masked scores with a finite number, so that a row without keys is a mean."""
     features = PLAIN_FEATURES - {Feature.SCALE, Feature.CAUSAL, Feature.VALUE_WIDTH} | {Feature.GRADIENTS}
     conventions = Conventions().claiming({"empty-row": "uniform", "empty-row-float": "nan"})
-    return Claims(Scope.OP, features.union(added), conventions, DTYPES, **({"fit": fit} if fit else {}))
+    return Claims(Scope.OP, features.union(added), conventions, DTYPES, fit)
 
 
 def one_width(case: Case) -> Case:

@@ -12,7 +12,7 @@ from torchscale.architecture.config import EncoderConfig
 from torchscale.component.multihead_attention import MultiheadAttention
 
 
-class Attention(MultiheadAttention):  # type: ignore[misc]  # of a package without types
+class Attention(MultiheadAttention):
     """MultiheadAttention(encoder_decoder_attention=True)."""
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:
