@@ -63,7 +63,7 @@ def record_diagnoses(
     device: str,
     adapter_mistakes: Mapping[str, tuple[str, ...]] | None = None,
 ) -> dict[str, tuple[str, ...]]:
-    """Records what explains the failures of each implementation: mistakes of its adapter, and a known defect.
+    """Records what explains the failures of each implementation: mistakes of its adapter, or a known defect.
 
     Returns:
         The clauses that the named defect breaks, by implementation: their failures show it most plainly.
@@ -72,8 +72,9 @@ def record_diagnoses(
     for implementation in implementations:
         own = [v for v in recorder.verdicts if v.implementation == implementation.name]
         dtypes = list(dict.fromkeys(v.dtype for v in own))
-        diagnosis = diagnose(implementation, failing_checks(own), device, dtypes)
         mistakes = (adapter_mistakes or {}).get(implementation.name, ())
+        # Where the form of the inputs is wrong, a mistake that fits the answers is another one by chance.
+        diagnosis = None if mistakes else diagnose(implementation, failing_checks(own), device, dtypes)
         lost = [v.failure.message for v in own if v.failure is not None and v.failure.kind in LOSSES]
         if texts := [*lost[:1], *mistakes, *([str(diagnosis)] if diagnosis else [])]:
             recorder.add(DiagnosisRecord(implementation.name, "; ".join(texts)))
