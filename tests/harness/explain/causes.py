@@ -59,7 +59,7 @@ class Hypothesis:
     edit: Edit | None = None
 
     def applies_to(self, problem: Problem) -> bool:
-        """Whether it gets the whole problem: a defect may leave aside what it does not claim, and that is no mistake."""
+        """Whether it gets the whole problem: what a defect does not claim it may leave aside without mistake."""
         claimed = None if self.defect is None else self.defect.implementation.claims
         return claimed is None or all(each in claimed for each, given in OPTIONS.items() if given(problem))
 

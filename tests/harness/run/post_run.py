@@ -9,7 +9,7 @@ from attention_conformance.implementations.worker.process import how_ended
 from attention_conformance.implementations.worker.remote import Remote
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
+from attention_conformance.tests.harness.explain.diagnosis import Diagnosis, FailingCheck, diagnose, failing_checks
 from attention_conformance.tests.harness.explain.failure_artifacts import FOLDER, Explained, explained
 from attention_conformance.tests.harness.explain.reduction import lines
 from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed, clause_tests, dtypes_of
@@ -62,6 +62,7 @@ def record_diagnoses(
     implementations: Sequence[Implementation],
     device: str,
     adapter_mistakes: Mapping[str, tuple[str, ...]] | None = None,
+    diagnosed: tuple[list[FailingCheck], list[str], Diagnosis] | None = None,
 ) -> dict[str, tuple[str, ...]]:
     """Records what explains the failures of each implementation: mistakes of its adapter, or a known defect.
 
@@ -72,9 +73,14 @@ def record_diagnoses(
     for implementation in implementations:
         own = [v for v in recorder.verdicts if v.implementation == implementation.name]
         dtypes = list(dict.fromkeys(v.dtype for v in own))
+        checks = failing_checks(own)
         mistakes = (adapter_mistakes or {}).get(implementation.name, ())
-        # Where the form of the inputs is wrong, a mistake that fits the answers is another one by chance.
-        diagnosis = None if mistakes else diagnose(implementation, failing_checks(own), device, dtypes)
+        if mistakes:  # where the form of the inputs is wrong, a name that fits the answers does so by chance
+            diagnosis = None
+        elif diagnosed is not None and diagnosed[:2] == (checks, dtypes):  # of the only candidate
+            diagnosis = diagnosed[2]
+        else:
+            diagnosis = diagnose(implementation, checks, device, dtypes)
         lost = [v.failure.message for v in own if v.failure is not None and v.failure.kind in LOSSES]
         if texts := [*lost[:1], *mistakes, *([str(diagnosis)] if diagnosis else [])]:
             recorder.add(DiagnosisRecord(implementation.name, "; ".join(texts)))
