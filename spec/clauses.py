@@ -43,6 +43,7 @@ _PAPERS = (
     "Chen 2023",
     "Peng 2023",
     "Ding 2024",
+    "Qiu 2025",
 )
 _INTERFACES = (
     *("torch SDPA", "torch MultiheadAttention", "ONNX Attention 23", "ONNX Attention 24", "ONNX RotaryEmbedding 23"),
