@@ -35,7 +35,8 @@ APART = ("page_size", "shared_prefix")
 _EXAMPLES = {
     f.name: values
     for f in fields(Extension)
-    if f.name not in APART and not f.name.startswith(("dropout", "evaluation"))
+    if f.name not in APART
+    and not f.name.startswith(("dropout", "evaluation"))
     and len(values := tuple(dict.fromkeys((f.default, *(getattr(o.example, f.name) for o in CASE_OPTIONS))))) > 1
 }
 """The fields of an extension, with their defaults and what the examples of options set."""

@@ -39,7 +39,13 @@ def windows(claimed: Conventions) -> list[Case]:
 
 
 CONTEXT = "pages of {case.extension.page_size} tokens"
-OTHERS = ({"softcap": 2.0}, {"window_left": 4, "window_right": 2}, {"alibi": True}, {"sinks": True}, {"rotary_base": 50.0})
+OTHERS = (
+    {"softcap": 2.0},
+    {"window_left": 4, "window_right": 2},
+    {"alibi": True},
+    {"sinks": True},
+    {"rotary_base": 50.0},
+)
 LONG = replace(SAMPLES, seed=361, score_std=0.5).sized(batch=2, num_heads=2, key_length=67)
 GROUPED = SAMPLES.sized(num_heads=6, num_kv_heads=2)
 

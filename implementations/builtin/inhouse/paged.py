@@ -64,7 +64,9 @@ def paged_attention(
         whole, mixed = np.zeros_like(top), np.zeros((*rows.shape[:-1], wide), number)
         for start, page in zip(range(0, length, size), block_table[sample], strict=False):
             count = min(size, length - start)
-            key, value = (pool[page, :count].astype(number).swapaxes(0, 1)[:, None] for pool in (key_cache, value_cache))
+            key, value = (
+                pool[page, :count].astype(number).swapaxes(0, 1)[:, None] for pool in (key_cache, value_cache)
+            )
             scores = rows @ key.swapaxes(-1, -2)
             scores = scores if softcap is None else number(softcap) * np.tanh(scores / number(softcap))
             ahead = start + np.arange(count) - (length - queries + np.arange(queries))[:, None]

@@ -34,7 +34,12 @@ def ref_paged_attn(
 
 
 def without_a_length(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, cache_seqlens: Tensor, causal: bool = False
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    cache_seqlens: Tensor,
+    causal: bool = False,
 ) -> Tensor:
     """Answers with all that the pages have room for."""
     room = torch.full_like(cache_seqlens, block_table.shape[1] * key_cache.shape[1])

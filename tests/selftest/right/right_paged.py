@@ -38,7 +38,9 @@ def token_by_token(query: Tensor, *pages: Tensor, is_causal: bool = False, scale
         places = torch.arange(length)
         slots = table[sample, places // size].long() * size + places % size
         key, value = (x[slots].repeat_interleave(group, 1) for x in (key_slots, value_slots))
-        scores = torch.einsum("qhd,khd->hqk", query[sample], key) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        scores = torch.einsum("qhd,khd->hqk", query[sample], key) * (
+            query.shape[-1] ** -0.5 if scale is None else scale
+        )
         at = length - query.shape[1] + torch.arange(query.shape[1])[:, None]
         scores = scores.masked_fill(places > at, -torch.inf) if is_causal else scores
         rows.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1).nan_to_num(0.0), value))
