@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.builtin.inhouse.paged import ALIGNED, FEATURES
 from attention_conformance.implementations.builtin.stepwise import paged_steps as correct
 from attention_conformance.implementations.builtin.stepwise.paged_steps import PagedSteps
-from attention_conformance.implementations.defects.breaking import LEAK, NAN, Breach
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, Breach, Facts
 from attention_conformance.spec.features import Scope
 
 PLAIN = ("scores.dot-product", "softmax.rows-sum-to-one")
@@ -25,7 +25,7 @@ def _made(steps: tuple[str, ...], name: str, mistake: Callable[..., Any]) -> Imp
     return Implementation(name, claims, torch_op(PagedCall(PagedSteps(**replaced) if steps else mistake)))
 
 
-def breaks_pages(*clauses: str, steps: tuple[str, ...] = (), **facts: Any) -> Breach:
+def breaks_pages(*clauses: str, steps: tuple[str, ...] = (), **facts: Unpack[Facts]) -> Breach:
     """A mistake of these steps of `PagedSteps`; without any, it is a whole function of pages."""
     return Breach(clauses, partial(_made, steps), {"holds": PLAIN, **facts})
 
@@ -88,7 +88,7 @@ def last_page_left_out(length: int, size: int) -> int:
 
 
 @breaks_pages("paged.fresh-memory", holds=("paged.lengths", "paged.append"), severity=NAN)
-def values_of_fresh_memory_times_zero(*given: Tensor, **options: Any) -> Tensor:
+def values_of_fresh_memory_times_zero(*given: Any, **options: Any) -> Tensor:
     def mix(weights: Tensor, value: Tensor) -> Tensor:
         return torch.nn.functional.pad(weights, (0, value.shape[-2] - weights.shape[-1])) @ value
 
@@ -111,7 +111,7 @@ def appended_tokens_see_each_other(query: Tensor, key: Tensor, is_causal: bool, 
 
 
 @breaks_pages("paged.window", holds=("paged.append", "window.extent"))
-def window_that_ends_with_a_page(*given: Tensor, **options: Any) -> Tensor:
+def window_that_ends_with_a_page(*given: Any, **options: Any) -> Tensor:
     size = given[1].shape[1]
 
     def visible(query: Tensor, key: Tensor, is_causal: bool, window: tuple[int, int]) -> Tensor:

@@ -44,7 +44,7 @@ def batched(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options
 
 
 def cached(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
-    """(B, Lq, H, d), and a cache (B, Lk, H, d), or pages of one (pages, page_size, H, d), with the length of each sample."""
+    """(B, Lq, H, d), and a cache (B, Lk, H, d), or pages of one (pages, page_size, H, d), with lengths of samples."""
     keywords = _keywords(shipped, {name: given for name, given in options.items() if name not in OPTIONS_OF_PAGES})
     if not OPTIONS_OF_PAGES & options.keys():
         output, extras = called_tokens_first(shipped, (query, key, value), keywords)

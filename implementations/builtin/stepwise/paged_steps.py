@@ -42,7 +42,7 @@ def repeat(rows: Tensor, heads: int) -> Tensor:
 
 
 def first_query(length: int, queries: int, room: int) -> int:
-    """The position of the first query: the last one stands at the last key. `room`: the tokens of the gathered pages."""
+    """The position of the first query: the last one stands at the last key. `room`: of tokens in the gathered pages."""
     return length - queries
 
 

@@ -58,9 +58,9 @@ def paged_attention(
 ) -> Tensor:
     """One query, whose scores are not scaled."""
     assert pages_per_compute_block == 1
-    pools = (pool.permute(1, 2, 0, 3) for pool in (k_pages, v_pages))
+    keys, values = (pool.permute(1, 2, 0, 3) for pool in (k_pages, v_pages))
     options: dict[str, Any] = {"scale": 1.0, "softcap": attn_logits_soft_cap}
-    return PagedSteps()(q[:, None], *pools, page_indices, lengths, **options)[:, 0]
+    return PagedSteps()(q[:, None], keys, values, page_indices, lengths, **options)[:, 0]
 
 
 def failing(implementation: Implementation, *clauses: str) -> set[str]:

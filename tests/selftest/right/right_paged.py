@@ -1,4 +1,4 @@
-"""Right ways to read pages: gathered with all their room and masked, one key head after another, a position for each slot."""
+"""Right ways to read pages: gathered with all their room and masked, and a slot for each token."""
 
 from typing import Any
 
