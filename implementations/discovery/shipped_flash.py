@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.pages import OPTIONS as OPTIONS_OF_PAGES
-from attention_conformance.implementations.adapters.pages import in_pages, lengths_of_samples
+from attention_conformance.implementations.adapters.paging import OPTIONS as OPTIONS_OF_PAGES
+from attention_conformance.implementations.adapters.paging import in_pages, lengths_of_samples
 from attention_conformance.implementations.discovery.shipped import (
     Interface,
     Shipped,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from attention_conformance.implementations.adapters.pages import OPTIONS, PagedCall, in_pages, lengths_of_samples
+from attention_conformance.implementations.adapters.paging import OPTIONS, PagedCall, in_pages, lengths_of_samples
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.discovery.shipped import Interface, Shipped, first
 from attention_conformance.spec.cases import Case

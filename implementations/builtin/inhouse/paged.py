@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
-from attention_conformance.implementations.adapters.pages import PagedCall, lengths_of_samples
+from attention_conformance.implementations.adapters.paging import PagedCall, lengths_of_samples
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.paged_steps import NO_WINDOW, PagedSteps
