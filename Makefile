@@ -1,5 +1,6 @@
 # make conformance   judge every built-in implementation
-# make test          lint, types, the suite's own tests, and the built-in implementations
+# make test          lint, types, the suite's own tests, and the built-in implementations in two dtypes
+# make thorough      the same in every dtype, with tests that repeat others in more variants and processes
 # make bench         times the built-in implementations on representative workloads, and writes report/bench.html
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ TYPED  := $(VENV)/typing/attention_conformance
 
 BENCH  := report/bench.json
 
-.PHONY: conformance test right bench bench-compare bench-calibration lint types bounds mutation reach conventions
+.PHONY: conformance test thorough bench bench-compare bench-calibration lint types bounds mutation reach conventions
 .PHONY: audit-score covering clause-seconds profile-suite door-cost docs links format clean report-diff first-contact wheel-check diagnosis-score
 .PHONY: peers
 
@@ -19,11 +20,10 @@ conformance: $(JUDGES)
 	$(RUN) -m pytest --report report -n 2 --dist worksteal
 
 test: lint types
-	$(RUN) -m pytest tests/selftest tests/conformance -n 2 --dist worksteal --durations=5
+	$(RUN) -m pytest tests/selftest tests/conformance --dtype float64 --dtype bfloat16 -n 2 --dist worksteal --durations=5
 
-# Right implementations of every style, which nothing may accuse, in all dtypes; make test takes every second one
-right: $(JUDGES)
-	$(RUN) -m pytest tests/selftest/right --every-dtype -n 2 --dist worksteal
+thorough: lint types
+	$(RUN) -m pytest tests/selftest tests/conformance --thorough -n 2 --dist worksteal
 
 lint: $(READY)
 	$(RUN) -m ruff check .

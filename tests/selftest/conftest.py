@@ -8,6 +8,7 @@ import torch._dynamo
 from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.tests.selftest.discovery.making import make
 from attention_conformance.tests.selftest.sessions import sessions
+from attention_conformance.tests.selftest.thorough import OPTION, postpone, thorough
 
 __all__ = ["make", "sessions"]
 
@@ -18,12 +19,17 @@ LOADED = (torch._dynamo,)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", metavar="DIR", help="take pictures of the pages that are looked at")
-    parser.addoption("--every-dtype", action="store_true", help="run right styles in every dtype, not in half of them")
+    parser.addoption(OPTION, action="store_true", help="run also tests that repeat others in more dtypes or variants")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.import_plugin("pytester")  # which `sessions` needs
+    config.addinivalue_line("markers", f"{thorough.name}: repeats what others show; run with {OPTION}")
     compute_on_one_thread()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    postpone(items, config)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

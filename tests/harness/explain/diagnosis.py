@@ -167,11 +167,12 @@ def diagnose(
     device: str = "cpu",
     dtypes: Collection[str] | None = None,
     unknown: Collection[str] = (),
+    several: bool = True,
 ) -> Diagnosis | None:
     """Explains the failures of an implementation; None if there are none.
 
     `dtypes` are those in which it was checked; None: all that it claims. `unknown` are ids of defects that are not
-    considered: a measurement hides them.
+    considered: a measurement hides them. Without `several`, two mistakes at once are not looked for.
     """
     if not checks:
         return None
@@ -183,7 +184,7 @@ def diagnose(
         compared = [each for each in plain if each.part] or list(_seen_in_outputs(implementation, plain, device))
         if not compared:
             return _by_clauses(implementation, checks, device, unknown)
-        return _of_cases(implementation, compared, checks, device, dtypes, unknown)
+        return _of_cases(implementation, compared, checks, device, dtypes, unknown, several)
 
 
 def _seen_in_outputs(
@@ -203,6 +204,7 @@ def _of_cases(
     device: str,
     dtypes: Collection[str] | None,
     unknown: Collection[str],
+    several: bool,
 ) -> Diagnosis:
     seen = list(_observations(implementation, compared, device))
     failing, passing = ([each for each in seen if each.failing is kind] for kind in (True, False))
@@ -225,7 +227,7 @@ def _of_cases(
     failing += triggers.repeated(MADE - len(failing))
     listed = [h for h in hypotheses(implementation.claims.scope, claimed) if h.name not in unknown]
     clauses = {each.clause for each in checks}
-    found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found)
+    found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several)
     if found is not None:
         own = {id(each) for h in found.hypotheses for each in scored(h, empty, (), claimed).explained}
         found = replace(found, explains=found.explains + len(own))

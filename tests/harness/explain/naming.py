@@ -59,6 +59,7 @@ def explanation(
     clauses: Set[str],
     claimed: Conventions,
     conditions: Callable[[], Sequence[Condition]],
+    several: bool = True,
 ) -> Explanation | None:
     """What explains the failures, if anything that was observed does not speak against it.
 
@@ -69,14 +70,23 @@ def explanation(
         clauses: those that fail: mistakes that are known to break them are tried first.
         claimed: the conventions of the candidate.
         conditions: finds when the candidate fails; called only if it is needed.
+        several: whether two mistakes are looked for, which takes longest, and one that explains most.
     """
+    given = [frozenset(required(each.case)) for each in failing]
+    listed = [hypothesis for hypothesis in listed if _shows(hypothesis, given)]
     scores = _scores(listed, failing, passing, clauses, claimed)
     search = _Search(scores, listed, failing, passing, claimed)
     if found := search.one(()) or search.one_of_answers():
         return found
     useful = any(score.explained and _given(score) for score in scores)
     when = tuple(conditions()) if useful else ()
-    return search.one(when) or search.two(()) or search.two(when) or search.most(()) or search.most(when)
+    found = search.one(when) if when else None
+    if found is not None or not several:
+        return found
+    for conditioned in (search.two, search.most):
+        if found := conditioned(()) or (conditioned(when) if when else None):
+            return found
+    return None
 
 
 @dataclass(frozen=True)
@@ -258,10 +268,14 @@ def _by_answers(score: Score) -> bool:
 
 def _given(score: Score) -> bool:
     """Whether a case that is explained has the options that the mistake is about."""
-    if score.hypothesis.defect is None:
+    return _shows(score.hypothesis, [frozenset(required(each.case)) for each in score.explained])
+
+
+def _shows(hypothesis: Hypothesis, given: Sequence[Set[Feature]]) -> bool:
+    """Whether any of some cases, of which the features are given, has the options that a mistake is about."""
+    if hypothesis.defect is None:
         return True
-    about = load()[score.hypothesis.defect.clauses[0]].features & VISIBLE
-    given = [frozenset(required(each.case)) for each in score.explained]
+    about = load()[hypothesis.defect.clauses[0]].features & VISIBLE
     return any(about - MASKS <= each and bool(about & MASKS) <= bool(each & MASKS) for each in given)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -41,22 +42,40 @@ def scored(
     hypothesis: Hypothesis, failing: Sequence[Observation], passing: Sequence[Observation], claimed: Conventions
 ) -> Score:
     """How a hypothesis does in these cases."""
-    explained: list[Observation] = []
-    agreeing: list[Observation] = []
-    contradicting: list[Observation] = []
-    error = 0.0
-    for each in failing:
-        if hypothesis.applies_to(each.problem) and hypothesis.affects(each.problem):
-            other, raised = _answered(hypothesis, each.problem)
-            distance = each.distance(other, raised)
-            if distance <= 1.0 and not (other and _right_by_its_own(hypothesis, each, other, claimed, each.parts)):
-                explained.append(each)
-                error = max(error, distance)
-    for each in passing:
-        agrees = _agrees(hypothesis, each, claimed)
-        if agrees is not None:
-            (agreeing if agrees else contradicting).append(each)
-    return Score(hypothesis, tuple(explained), tuple(agreeing), tuple(contradicting), error)
+    errors = {id(each): _met(hypothesis, each, claimed, fails=True) for each in failing}
+    explained = tuple(each for each in failing if errors[id(each)] <= 1.0)
+    agree = [(each, _met(hypothesis, each, claimed, fails=False)) for each in passing]
+    agreeing = tuple(each for each, agrees in agree if agrees == AGREES)
+    contradicting = tuple(each for each, agrees in agree if agrees == CONTRADICTS)
+    return Score(
+        hypothesis, explained, agreeing, contradicting, max((errors[id(each)] for each in explained), default=0.0)
+    )
+
+
+AGREES, CONTRADICTS = 1.0, 0.0
+
+
+def _met(hypothesis: Hypothesis, each: Observation, claimed: Conventions, fails: bool) -> float:
+    """How far its answer is from a failing one; whether it agrees with a passing one, NaN if that cannot be told."""
+    key = id(hypothesis), fails
+    if key not in each.met:
+        if fails:
+            found = _distance(hypothesis, each, claimed)
+        else:
+            agrees = _agrees(hypothesis, each, claimed)
+            found = math.nan if agrees is None else AGREES if agrees else CONTRADICTS
+        each.met[key] = hypothesis, found  # which keeps the hypothesis, so that no other gets its id
+    return each.met[key][1]
+
+
+def _distance(hypothesis: Hypothesis, each: Observation, claimed: Conventions) -> float:
+    """From the candidate's answer, in units of what would count as the same; infinite if it explains nothing there."""
+    if not (hypothesis.applies_to(each.problem) and hypothesis.affects(each.problem)):
+        return math.inf
+    other, raised = _answered(hypothesis, each.problem)
+    distance = each.distance(other, raised)
+    right = distance <= 1.0 and other and _right_by_its_own(hypothesis, each, other, claimed, each.parts)
+    return math.inf if right else distance
 
 
 def _answered(hypothesis: Hypothesis, problem: Problem) -> tuple[Result | None, str]:

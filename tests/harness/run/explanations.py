@@ -20,7 +20,9 @@ def explain(config: pytest.Config, status: int) -> None:
     settings, recorder = state.settings, state.recorder
     if status == ExitStatus.FAILS:
         implementations = state.selection.implementations
-        telling = post_run.record_diagnoses(recorder, implementations, settings.device, state.adapter_mistakes)
+        telling = post_run.record_diagnoses(
+            recorder, implementations, settings.device, state.adapter_mistakes, state.diagnosed
+        )
         _explain_failures(config, telling)
     if status not in (ExitStatus.CONFORMS, ExitStatus.FAILS) or settings.clauses or not recorder.verdicts:
         return

@@ -64,10 +64,10 @@ class FirstFailure:
         (implementation,) = self.state.selection.implementations
         if verdict.failure.kind not in LOSSES and verdict.failure.part:
             with hushed():
-                found = diagnose(
-                    implementation, failing_checks([verdict]), self.state.settings.device, (verdict.dtype,)
-                )
+                checks, dtypes = failing_checks([verdict]), [verdict.dtype]
+                found = diagnose(implementation, checks, self.state.settings.device, dtypes, several=False)
             if found is not None and found.name:
+                self.state.diagnosed = checks, dtypes, found
                 return f"so far, it {found}"
         place = f" ({verdict.failure.place})" if verdict.failure.place else ""
         return f"{verdict.clause} in {verdict.dtype}: {one_line(verdict.failure.message)}{place}"

@@ -9,7 +9,7 @@ from attention_conformance.implementations.worker.process import how_ended
 from attention_conformance.implementations.worker.remote import Remote
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
+from attention_conformance.tests.harness.explain.diagnosis import Diagnosis, FailingCheck, diagnose, failing_checks
 from attention_conformance.tests.harness.explain.failure_artifacts import FOLDER, Explained, explained
 from attention_conformance.tests.harness.explain.reduction import lines
 from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed, clause_tests, dtypes_of
@@ -62,6 +62,7 @@ def record_diagnoses(
     implementations: Sequence[Implementation],
     device: str,
     adapter_mistakes: Mapping[str, tuple[str, ...]] | None = None,
+    diagnosed: tuple[list[FailingCheck], list[str], Diagnosis] | None = None,
 ) -> dict[str, tuple[str, ...]]:
     """Records what explains the failures of each implementation: mistakes of its adapter, and a known defect.
 
@@ -72,7 +73,9 @@ def record_diagnoses(
     for implementation in implementations:
         own = [v for v in recorder.verdicts if v.implementation == implementation.name]
         dtypes = list(dict.fromkeys(v.dtype for v in own))
-        diagnosis = diagnose(implementation, failing_checks(own), device, dtypes)
+        checks = failing_checks(own)
+        known = diagnosed is not None and diagnosed[:2] == (checks, dtypes)  # of the only candidate
+        diagnosis = diagnosed[2] if diagnosed and known else diagnose(implementation, checks, device, dtypes)
         mistakes = (adapter_mistakes or {}).get(implementation.name, ())
         lost = [v.failure.message for v in own if v.failure is not None and v.failure.kind in LOSSES]
         if texts := [*lost[:1], *mistakes, *([str(diagnosis)] if diagnosis else [])]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from attention_conformance.tests.harness.explain.diagnosis import Diagnosis, FailingCheck
 from attention_conformance.tests.harness.explain.failure_artifacts import Explained
 from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck, Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
@@ -36,6 +37,7 @@ class SuiteSession:
         crashed: whether the code of the suite raised an exception where a verdict was due.
         leftovers: what candidates have left running, a line each; those of other processes of the suite too.
         ends: verdicts on bad ends of candidates' processes that other processes of the suite have seen.
+        diagnosed: the diagnosis of the first failure, and the checks and dtypes that it explains.
         shown: the first failure with a smallest case, for the first screen.
         planned: what this process was to check.
         budget: of the run; without an end where none was given.
@@ -50,6 +52,7 @@ class SuiteSession:
     crashed: bool = False
     leftovers: list[str] = field(default_factory=list)
     ends: list[Verdict] = field(default_factory=list)
+    diagnosed: tuple[list[FailingCheck], list[str], Diagnosis] | None = None
     shown: Explained | None = None
     planned: list[PlannedCheck] = field(default_factory=list)
     adapter_mistakes: dict[str, tuple[str, ...]] = field(default_factory=dict)

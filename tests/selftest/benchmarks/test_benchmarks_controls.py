@@ -24,6 +24,7 @@ from attention_conformance.tests.benchmarks.paired_timing import Effort
 from attention_conformance.tests.benchmarks.plan import KNOWN
 from attention_conformance.tests.benchmarks.workloads import BOTH, FORWARD, REPRESENTATIVE, Timed, Workload, problem_for
 from attention_conformance.tests.measurements.calibration import Longer
+from attention_conformance.tests.selftest.thorough import by_turns, thorough
 
 sdpa: Any = F.scaled_dot_product_attention
 SDPA, MHA = KNOWN["torch.sdpa"], KNOWN["torch.mha"]
@@ -65,7 +66,7 @@ def test_a_right_implementation_is_timed_and_its_answers_are_checked() -> None:
     assert not measurement.adapter
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", by_turns(["float32", "bfloat16"], 2))
 @pytest.mark.parametrize("level", ["op", "module"])
 def test_zeros_are_wrong_in_every_dtype_of_every_level(level: str, dtype: str) -> None:
     """Bounds are wide in half types; with these inputs they are narrow enough."""
@@ -182,6 +183,7 @@ def test_postponed_work_is_impossible() -> None:
     assert measurement.speed is None
 
 
+@thorough
 def test_a_slow_machine_at_the_start_makes_nothing_impossible() -> None:
     """Rates that were measured too low are measured again before anything is called impossible."""
     assert _measured(SDPA, rate=1e3).verdict is Speed.BASELINE

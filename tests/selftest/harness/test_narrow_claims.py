@@ -17,6 +17,7 @@ from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest, claimed, clause_tests
 from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.selftest.thorough import by_turns
 
 Fit: TypeAlias = Callable[[Case], Case | Unsupported]
 
@@ -111,7 +112,7 @@ def observed_problem(plain: Callable[[Judge, Case], Problem], excluded: list[str
     return plain(judge, case)
 
 
-@pytest.mark.parametrize("allowed", [narrow, single])
+@pytest.mark.parametrize("allowed", by_turns([narrow, single], 2))
 @pytest.mark.parametrize("name", clauses_of())
 def test_no_clause_runs_a_case_that_the_claims_exclude(
     name: str, allowed: Fit, monkeypatch: pytest.MonkeyPatch

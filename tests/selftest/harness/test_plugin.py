@@ -13,6 +13,7 @@ from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.run import clause_items, options
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.selftest.sessions import ROOT, Sessions, checks_of
+from attention_conformance.tests.selftest.thorough import by_turns
 
 MATH = ("--implementation", "torch.sdpa.math")
 RIGHT = ("--candidate", "candidates.py:right")
@@ -162,7 +163,7 @@ def test_a_claimed_feature_without_a_check_is_an_error(sessions: Sessions) -> No
     assert "passed" not in result.parseoutcomes()
 
 
-@pytest.mark.parametrize("processes", [(), ("-n", "2")])
+@pytest.mark.parametrize("processes", by_turns([(), ("-n", "2")], 2))
 def test_a_path_that_does_not_exist_is_named_by_one_process_and_by_two(
     sessions: Sessions, processes: tuple[str, ...]
 ) -> None:

@@ -14,6 +14,7 @@ from attention_conformance.tests.harness.explain.replay import FailureFile, Repl
 from attention_conformance.tests.harness.explain.script import MOST_LINES
 from attention_conformance.tests.selftest.discovery.making import START
 from attention_conformance.tests.selftest.sessions import Sessions
+from attention_conformance.tests.selftest.thorough import by_turns, thorough
 
 RIGHT = """
 def f(query, key, value, attn_mask=None, is_causal=False, scale=None):
@@ -67,7 +68,7 @@ def of_wrong(sessions: Sessions, folder: Path, name: str) -> tuple[str, Path]:
     return clause, failing(sessions, folder, RIGHT.replace(old, new, 1), clause)
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", by_turns([*WRONG], 3))
 def test_scripts_and_files_show_the_failure(sessions: Sessions, tmp_path: Path, name: str) -> None:
     clause, file = of_wrong(sessions, tmp_path, name)
     script = file.with_suffix(".py")
@@ -84,7 +85,7 @@ def test_scripts_and_files_show_the_failure(sessions: Sessions, tmp_path: Path, 
     assert f"{clause} of f in float64 still fails: B=" in again.stdout.str()
 
 
-@pytest.mark.parametrize("name", ["masks", "key", "raises"])
+@pytest.mark.parametrize("name", by_turns(["raises", "masks", "key"], 3))
 def test_scripts_and_files_hold_when_it_is_mended(sessions: Sessions, tmp_path: Path, name: str) -> None:
     clause, file = of_wrong(sessions, tmp_path, name)
     (tmp_path / "mine.py").write_text(START + RIGHT)
@@ -110,7 +111,13 @@ def f(q, k, v, mask=None, causal=False):
 """
 
 
-@pytest.mark.parametrize(("clause", "call"), [("causal.square", "causal=True"), ("masks.bool", "mask=~mask")])
+@pytest.mark.parametrize(
+    ("clause", "call"),
+    [
+        ("causal.square", "causal=True"),
+        pytest.param("masks.bool", "mask=~mask", marks=thorough),
+    ],
+)
 def test_a_script_calls_as_the_suite_does(sessions: Sessions, tmp_path: Path, clause: str, call: str) -> None:
     masked_out = ("--convention", "bool-mask=masked-out")
     script = failing(sessions, tmp_path, NUMPY, clause, *masked_out, dtype="float32").with_suffix(".py")

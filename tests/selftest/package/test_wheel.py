@@ -14,6 +14,7 @@ from attention_conformance.tests.measurements import wheels
 from attention_conformance.tests.measurements.wheels import PARTS, ROOT, Environment
 from attention_conformance.tests.selftest.discovery.making import write
 from attention_conformance.tests.selftest.package.test_house import imports
+from attention_conformance.tests.selftest.thorough import thorough
 
 SUITE = "attention_conformance/"
 LEFT = ("tests/selftest/", "tests/measurements/")
@@ -27,6 +28,7 @@ NEEDED_BY = {"markupsafe": "jinja2", "pydantic_core": "pydantic"}
 CANDIDATES = """
 from tests.scaling import factor
 from torch.nn.functional import scaled_dot_product_attention
+from attention_conformance.tests.selftest.thorough import thorough
 
 def attention(query, key, value):
     return scaled_dot_product_attention(query, key, value)
@@ -182,6 +184,7 @@ def test_the_example_project_passes_its_own_tests(environment: Environment, exam
     assert "tests/test_attention.py::test_clauses[masks.bool-float32]" in listed
 
 
+@thorough
 def test_the_example_project_passes_its_own_check_of_types(environment: Environment, example: Path) -> None:
     """Beside it stands a copy of its tests with one mistake, which is all that is found."""
     tests = example / "tests" / "test_attention.py"

@@ -21,6 +21,7 @@ from attention_conformance.tests.selftest.reference.agreement import (
     ratio,
 )
 from attention_conformance.tests.selftest.reference.arithmetic import FIFTY_DIGITS
+from attention_conformance.tests.selftest.thorough import by_turns
 
 BOTTOM_RIGHT = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT)
 ELSEWHERE = Conventions().claiming(
@@ -51,7 +52,7 @@ def test_answers_agree_with_loops(case: Case, conventions: Conventions) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("case", [*cases.CORE_GRADIENTS, *cases.FAMILY], ids=str)
+@pytest.mark.parametrize("case", by_turns([*cases.CORE_GRADIENTS, *cases.FAMILY], 3), ids=str)
 def test_gradients_agree_with_complex_steps(case: Case, conventions: Conventions) -> None:
     assert_gradients_agree(build(case, "float64"), conventions)
 

@@ -22,6 +22,7 @@ from attention_conformance.tests.report.views import VIEWS
 from attention_conformance.tests.selftest.report.run_builders import SUITE, passed, subject
 from attention_conformance.tests.selftest.sessions import ROOT, Sessions
 from attention_conformance.tests.selftest.sessions import SUITE as ON_THE_SUITE
+from attention_conformance.tests.selftest.thorough import by_turns
 
 STALE = ("report.json", "report.html", "report.md", "junit.xml", "badge.json", "badge.svg", FILE)
 SDPA = "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
@@ -183,7 +184,7 @@ def test_a_run_on_a_full_disk_is_not_complete(sessions: Sessions, tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("processes", [(), ("-n", "2")])
+@pytest.mark.parametrize("processes", by_turns([("-n", "2"), ()], 2))
 def test_a_signal_leaves_all_views_marked(tmp_path: Path, number: signal.Signals, processes: tuple[str, ...]) -> None:
     file, folder = tmp_path / "slow.py", tmp_path / "report"
     file.write_text(SLOW)

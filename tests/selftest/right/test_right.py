@@ -28,7 +28,10 @@ from attention_conformance.tests.selftest.right import (
     right_rotary_tables,
     right_sinks,
 )
+from attention_conformance.tests.selftest.thorough import OPTION, thorough
 
+SLOW = ("online-1", "merged-5")
+"""Styles that go key by key, or merge part by part, as faster ones do with more keys at once."""
 REACH = {Feature.GROUPED: "grouped.*", Feature.WINDOW: "window.*", Feature.SOFTCAP: "softcap.*"}
 RETURNED = ("returned.*", "softmax.weights", "softmax.log-sum-exp", "relations.merge")
 CHAPTERS = (
@@ -50,7 +53,8 @@ CHAPTERS = (
 
 def _runs() -> Iterator[Any]:
     for each in right.RIGHT:
-        yield pytest.param(each, (), 1000, right.ADVICE.get(each.name, ()), id=f"core-{each.name}")
+        marks = thorough if each.name in SLOW else ()
+        yield pytest.param(each, (), 1000, right.ADVICE.get(each.name, ()), id=f"core-{each.name}", marks=marks)
     for each in right_reach.RIGHT:
         clauses = tuple(pattern for feature, pattern in REACH.items() if feature in each.claims)
         yield pytest.param(each, clauses, 80, right_reach.ADVICE.get(each.name, ()), id=f"reach-{each.name}")
@@ -62,11 +66,11 @@ def _runs() -> Iterator[Any]:
 
 @pytest.fixture
 def dtypes(request: pytest.FixtureRequest, implementation: Implementation) -> tuple[str, ...]:
-    """Every second dtype, by turns: the styles are many, and share their arithmetic; or each with `--every-dtype`."""
+    """One dtype of all, by turns: the styles are many, and share their arithmetic; or each with `--thorough`."""
     every = tuple(dtype for dtype in DTYPES if dtype in implementation.claims.dtypes)
-    if len(every) < len(DTYPES) or request.config.getoption("every_dtype"):
+    if len(every) < len(DTYPES) or request.config.getoption(OPTION):
         return every
-    return every[crc32(request.node.name.encode()) % 2 :: 2]
+    return (every[crc32(request.node.name.encode()) % len(every)],)
 
 
 @pytest.mark.parametrize(("implementation", "clauses", "checks", "advice"), list(_runs()))

@@ -17,6 +17,7 @@ from attention_conformance.spec.conventions import Alignment, CausalWithMask, Co
 from attention_conformance.spec.covering import FACTORS, STORED, combinations, combined, mended, written
 from attention_conformance.spec.features import NOTHING, Extension, Packing
 from attention_conformance.spec.inputs import build
+from attention_conformance.tests.selftest.thorough import thorough
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -133,6 +134,7 @@ def test_every_pair_of_options_that_can_meet_does(conventions: Conventions, allo
             assert (a, x, b, y) in met or mended(pair, conventions) != pair, f"{a}={x} never meets {b}={y}"
 
 
+@thorough
 def test_the_stored_pairs_are_those_of_the_library() -> None:
     assert STORED.read_text() == written(), "`make covering` writes them anew"
 
@@ -158,6 +160,7 @@ def test_combinations_keep_to_what_is_allowed() -> None:
     assert cases == combinations(several_heads_without_causal, Conventions())
 
 
+@thorough
 def test_triples_are_more() -> None:
     def allowed(case: Case) -> bool:
         plain = (case.sizes, case.score_std, case.layout) == (Sizes(), Case().score_std, Layout.CONTIGUOUS)

@@ -14,6 +14,7 @@ from attention_conformance.implementations.worker.remote import Remote, loss_of,
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.selftest.sessions import Sessions
+from attention_conformance.tests.selftest.thorough import by_turns
 
 SDPA = "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
 DYING = f"""import os, sys, torch
@@ -62,7 +63,7 @@ def test_deaths_end_with_the_same_verdicts_on_two_processes(
     assert verdicts[0] == verdicts[1] or not same
 
 
-@pytest.mark.parametrize("processes", ["0", "2"])
+@pytest.mark.parametrize("processes", by_turns(["2", "0"], 2))
 def test_what_ends_the_judges_process_ends_no_run_well(sessions: Sessions, tmp_path: Path, processes: str) -> None:
     result, report = judged(sessions, tmp_path / "run", LEAVING, "-n", processes, "--in-process")
     assert result.returncode == ExitStatus.INTERRUPTED, result.stdout + result.stderr
