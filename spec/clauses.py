@@ -44,6 +44,7 @@ _PAPERS = (
     "Peng 2023",
     "Ding 2024",
     "Kwon 2023",
+    "Qiu 2025",
 )
 _INTERFACES = (
     *("torch SDPA", "torch MultiheadAttention", "ONNX Attention 23", "ONNX Attention 24", "ONNX RotaryEmbedding 23"),

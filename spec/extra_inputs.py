@@ -6,7 +6,7 @@ import numpy as np
 
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, Padding, Sizes
-from attention_conformance.spec.features import KeySplits, Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.features import KeySplits, OutputGates, Packing, PositionIds, QkNorm, RotaryTables
 from attention_conformance.spec.masks import real_keys
 from attention_conformance.spec.problem import Array
 
@@ -17,7 +17,7 @@ FAR = (2003, 4099)
 def extra_arrays(case: Case) -> dict[str, Array]:
     """`Problem.extras` of a case: logits, slopes, biases and gates that are no round numbers, and whole numbers."""
     heads, arrays = case.sizes.num_heads, _documents(case) | _position_ids(case) | _starts(case) | _splits(case)
-    arrays |= _gains(case) | _pages(case)
+    arrays |= _gains(case) | _gate_logits(case) | _pages(case)
     arrays |= _tables(case, arrays)
     rng = np.random.default_rng([case.seed, heads, 1])
     for option in CASE_OPTIONS:
@@ -106,6 +106,16 @@ def _gains(case: Case) -> dict[str, Array]:
         name: rng.uniform(0.6, 1.8, width) * np.where(np.arange(width) % 4 == 2, -1.0, 1.0)
         for name, width in widths.items()
     }
+
+
+def _gate_logits(case: Case) -> dict[str, Array]:
+    """Of both signs; their sigmoids are no round numbers."""
+    s, kind = case.sizes, case.extension.output_gates
+    if kind is OutputGates.NONE:
+        return {}
+    rng = np.random.default_rng([case.seed, s.num_heads, 6])
+    width = s.d_v if kind is OutputGates.CHANNEL else 1
+    return {"gate_logits": 1.5 * rng.standard_normal((s.batch, s.num_heads, s.query_length, width))}
 
 
 def _tables(case: Case, others: Mapping[str, Array]) -> dict[str, Array]:

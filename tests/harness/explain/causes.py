@@ -79,7 +79,7 @@ def causes(claimed: Conventions) -> Iterator[Hypothesis]:
     yield changed("mask ignored", "Apply the attention mask.", lambda p: p.but(attn_mask=None))
     without_padding: Callable[[Problem], Problem] = lambda p: p.but(key_padding_mask=None, valid_lens=None)  # noqa: E731
     yield changed("padding ignored", "Apply the padding mask.", without_padding)
-    for option in ("softcap", "alibi", "relative_bias", "sinks", *POSITIONED, "qk_norm", "head_gates"):
+    for option in ("softcap", "alibi", "relative_bias", "sinks", *POSITIONED, "qk_norm", "head_gates", "output_gates"):
         yield changed(f"{option} ignored", f"Apply {option}.", lambda p, option=option: _without(p, option))  # type: ignore[misc]
     window: Callable[[Problem], Problem] = lambda p: _without(p, "window_left", "window_right")  # noqa: E731
     yield changed("window ignored", "Apply the window.", window)

@@ -19,7 +19,7 @@ OfTensor: TypeAlias = Callable[[Tensor], Tensor]
 
 ROWS, SCORES = ("sample", "head", "token", "component"), ("sample", "head", "query", "key")
 FLOATS = {
-    **dict.fromkeys(("query", "key", "value", "heads", "output"), ROWS),
+    **dict.fromkeys(("query", "key", "value", "heads", "output", "gate_logits"), ROWS),
     **dict.fromkeys(("scores", "weights", "attn_mask", "valid"), SCORES),
     **dict.fromkeys(("w_q", "w_k", "w_v", "w_o"), ("row", "column")),
     **dict.fromkeys(("sinks", "alibi_slopes", "head_gates"), ("head",)),
@@ -35,6 +35,7 @@ NAMES = {"attn_mask": "mask", "key_padding_mask": "padding mask", "valid": "vali
 NAMES |= {
     "relative_bias": "table of biases",
     "head_gates": "gates",
+    "gate_logits": "logits of gates",
     "query_norm": "gain of queries",
     "key_norm": "gain of keys",
     "norm_epsilon": "epsilon",
