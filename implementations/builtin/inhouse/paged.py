@@ -85,18 +85,17 @@ def _seen(ahead: Array, is_causal: bool, window: tuple[int, int]) -> Any:
     return (ahead <= min(limits)) & (ahead >= (-np.inf if window[0] < 0 else -window[0]))
 
 
-PAGED = (
-    Implementation(
-        "inhouse.paged",
-        Claims(Scope.OP, FEATURES, ALIGNED, fit=lengths_of_samples),
-        torch_op(PagedCall(PagedSteps())),
-        "keys and values in pages, gathered for each sample, in torch",
-    ),
-    Implementation(
-        "inhouse.paged.numpy",
-        Claims(Scope.OP, FEATURES, ALIGNED, fit=lengths_of_samples),
-        numpy_op(PagedCall(paged_attention)),
-        "the same page by page with a running softmax, in NumPy",
-    ),
+IN_TORCH = Implementation(
+    "inhouse.paged",
+    Claims(Scope.OP, FEATURES, ALIGNED, fit=lengths_of_samples),
+    torch_op(PagedCall(PagedSteps())),
+    "keys and values in pages, gathered for each sample, in torch",
 )
+IN_NUMPY = Implementation(
+    "inhouse.paged.numpy",
+    Claims(Scope.OP, FEATURES, ALIGNED, fit=lengths_of_samples),
+    numpy_op(PagedCall(paged_attention)),
+    "the same page by page with a running softmax, in NumPy",
+)
+PAGED = (IN_TORCH, IN_NUMPY)
 """In-house attention over pages, plain enough for an example."""
