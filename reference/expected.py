@@ -16,11 +16,11 @@ from attention_conformance.reference.bounds.extensions import dropped_bound
 from attention_conformance.reference.bounds.gradients import gradient_bounds
 from attention_conformance.reference.bounds.precision import Precision, precision
 from attention_conformance.reference.gradients import gradients
-from attention_conformance.reference.pipeline import Pipeline, Trace, mix
+from attention_conformance.reference.pipeline import Pipeline, Trace, gated, mix
 from attention_conformance.reference.positions import positions
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import Conventions, LogBase, LogOfNothing, ReturnedWeights
-from attention_conformance.spec.features import Packing, Scope
+from attention_conformance.spec.features import OutputGates, Packing, Scope
 from attention_conformance.spec.problem import Problem
 
 Indices: TypeAlias = NDArray[np.intp]
@@ -161,7 +161,7 @@ def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
         return None
     equal = allowed * (1.0 / np.maximum(allowed.sum(-1, keepdims=True), 1))
     heads = mix(equal if trace.kept is None else equal * trace.kept, trace.value)
-    heads = heads if trace.gates is None else heads * trace.gates[..., None, None]
+    heads = gated(heads, trace.gates, trace.opened)
     output = heads if problem.scope is Scope.OP else Pipeline().project_out(problem.widened(), heads)
     differing = differing & (output != trace.output).any(EACH[-output.ndim :])  # equal where all weights are dropped
     if differing.all():
@@ -174,7 +174,8 @@ def can_sample_rows(problem: Problem) -> bool:
     extension = problem.extension
     biased = extension.alibi or extension.relative_bias
     placed = extension.query_starts or extension.windowed or extension.rotates or biased
-    return not placed and extension.packing is Packing.NONE
+    gated_rows = extension.output_gates is not OutputGates.NONE
+    return not placed and not gated_rows and extension.packing is Packing.NONE
 
 
 def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conventions()) -> Problem:
@@ -185,7 +186,7 @@ def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conv
 
     Raises:
         ValueError: the problem has an attention mask and the causal flag, of which only one can be sampled; or starts,
-            window, rotations, biases or documents, for which the position of each row counts.
+            window, rotations, biases or documents, for which the position of each row counts; or gates of the output.
     """
     mask, lengths = problem.attn_mask, problem.valid_lens
     if not can_sample_rows(problem):

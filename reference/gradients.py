@@ -6,10 +6,10 @@ from math import prod
 import numpy as np
 
 from attention_conformance.reference.arrays import Floats
-from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads, split_heads
+from attention_conformance.reference.pipeline import Inputs, Trace, gated, merge_heads, split_heads
 from attention_conformance.reference.stages import gather
 from attention_conformance.spec.conventions import EmptyRow
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.features import OutputGates, Scope
 from attention_conformance.spec.problem import Problem
 
 
@@ -46,7 +46,7 @@ def backward(trace: Trace, heads: Floats) -> Backward:
         trace: the forward pass.
         heads: d loss / d heads, (B, H, Lq, d_v), after the gates.
     """
-    d_mixed = heads if trace.gates is None else heads * trace.gates[..., None, None]
+    d_mixed = gated(heads, trace.gates, trace.opened)
     d_weights = d_mixed @ trace.value.swapaxes(-1, -2)
     d_weights = d_weights if trace.kept is None else d_weights * trace.kept
     centre = (trace.weights * d_weights).sum(-1, keepdims=True)
@@ -122,7 +122,10 @@ def _extension_gradients(problem: Problem, trace: Trace, step: Backward, cotange
     if "relative_bias" in problem.extras:
         by_name["relative_bias"] = by_distance(problem, trace, given_keys(problem, step.scores))
     if trace.gates is not None:
-        by_name["head_gates"] = (cotangent * trace.mixed).sum((-4, -2, -1))
+        by_name["head_gates"] = (cotangent * gated(trace.mixed, None, trace.opened)).sum((-4, -2, -1))
+    if trace.opened is not None:
+        by_output = cotangent * trace.heads * (1.0 - trace.opened)
+        by_name["gate_logits"] = by_output if per_channel(problem) else by_output.sum(-1, keepdims=True)
     if "query_norm" in problem.extras:
         for name, route, rows in (
             ("query_norm", trace.routes.query, step.query),
@@ -134,6 +137,11 @@ def _extension_gradients(problem: Problem, trace: Trace, step: Backward, cotange
         for name, rows in (("bias_k", step.key), ("bias_v", step.value)):
             by_name[name] = of_extra_key(problem, trace, rows)
     return by_name
+
+
+def per_channel(problem: Problem) -> bool:
+    """Whether each channel of the output has a gate of its own."""
+    return problem.extension.output_gates is OutputGates.CHANNEL
 
 
 def by_distance(problem: Problem, trace: Trace, scores: Floats) -> Floats:

@@ -63,6 +63,12 @@ def mix(weights: Floats, value: Floats) -> Floats:
     return weights @ value
 
 
+def gated(heads: Floats, gates: Floats | None, opened: Floats | None) -> Floats:
+    """(B, H, Lq, d_v) times the gates of the heads (H,), and those of the output (chapter head-gates)."""
+    heads = heads if gates is None else heads * gates[..., None, None]
+    return heads if opened is None else heads * opened
+
+
 def merge_heads(heads: Floats) -> Floats:
     """(B, H, L, d) -> (B, L, H * d): the inverse of `split_heads`."""
     *before, num_heads, length, width = heads.shape
@@ -92,12 +98,14 @@ class Trace:
         kept: (B, H, Lq, Lk) factors of the weights, 0 for dropped ones; None: there is no dropout.
         mixed: (B, H, Lq, d_v) before the gates of the heads, `heads` after them.
         softcap, gates, order, places: what the stages were given.
+        opened: (B, H, Lq, d_v or 1), sigmoids of the logits of the output's gates, which multiply it, too.
     """
 
     inputs: Inputs
     routes: Routes
     softcap: float | None
     gates: Floats | None
+    opened: Floats | None
     order: GroupOrder
     places: Positions
     query: Floats
@@ -176,11 +184,11 @@ class Pipeline:
         scores = self.mask(capped, seen)
         weights = self.fill_empty_rows(self.normalise(scores), seen)
         mixed = self.mix(weights if kept is None else weights * kept, value)
-        gates = _optional(wide.extras.get("head_gates"))
-        heads = mixed if gates is None else mixed * gates[..., None, None]
+        gates, opened = _optional(wide.extras.get("head_gates")), _opened(wide.extras.get("gate_logits"))
+        heads = gated(mixed, gates, opened)
         output = heads if wide.scope is Scope.OP else self.project_out(wide, heads)
         rows = (products, capped, scores, weights, kept, mixed, heads, output)
-        return Trace(inputs, through, softcap, gates, order, places, query, key, value, scale, *rows, seen)
+        return Trace(inputs, through, softcap, gates, opened, order, places, query, key, value, scale, *rows, seen)
 
     def _inputs(self, problem: Problem) -> Inputs:
         inputs = (_floats(problem.query), _floats(problem.key), _floats(problem.value))
@@ -232,6 +240,14 @@ def _floats(array: Array) -> Floats:
 
 def _optional(array: Array | None) -> Floats | None:
     return None if array is None else _floats(array)
+
+
+def _opened(logits: Array | None) -> Floats | None:
+    """Their sigmoid, which no logit makes NaN."""
+    if logits is None:
+        return None
+    small = np.exp(-np.abs(_floats(logits)))
+    return np.where(logits < 0.0, small, 1.0) / (1.0 + small)
 
 
 def _contained(rows: Floats, allowed: Booleans) -> Floats:

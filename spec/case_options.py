@@ -9,6 +9,7 @@ from attention_conformance.spec.features import (
     Extension,
     Feature,
     KeySplits,
+    OutputGates,
     Packing,
     PositionIds,
     QkNorm,
@@ -119,6 +120,7 @@ CASE_OPTIONS = (
         {"head_gates": ()},
         draw=lambda rng, heads, _: rng.uniform(0.4, 1.6, heads) * [-1.0 if h % 3 == 1 else 1.0 for h in range(heads)],
     ),
+    CaseOption(Feature.OUTPUT_GATES, "output_gates", Extension(output_gates=OutputGates.CHANNEL), {"gate_logits": ()}),
     CaseOption(
         Feature.QK_NORM,
         "qk_norm",
@@ -153,6 +155,12 @@ CASE_OPTIONS = (
         "has_lengths",
         Extension(packing=Packing.LENGTHS),
         {"cu_seqlens_q": (), "cu_seqlens_k": ()},
+    ),
+    CaseOption(
+        Feature.PAGED,
+        "page_size",
+        Extension(page_size=3),
+        {"block_table": ("block_tables", "page_table"), "page_size": ()},
     ),
 )
 """In the order in which their arrays are drawn."""

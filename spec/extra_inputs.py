@@ -6,7 +6,7 @@ import numpy as np
 
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, Padding, Sizes
-from attention_conformance.spec.features import KeySplits, Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.features import KeySplits, OutputGates, Packing, PositionIds, QkNorm, RotaryTables
 from attention_conformance.spec.masks import real_keys
 from attention_conformance.spec.problem import Array
 
@@ -17,7 +17,7 @@ FAR = (2003, 4099)
 def extra_arrays(case: Case) -> dict[str, Array]:
     """`Problem.extras` of a case: logits, slopes, biases and gates that are no round numbers, and whole numbers."""
     heads, arrays = case.sizes.num_heads, _documents(case) | _position_ids(case) | _starts(case) | _splits(case)
-    arrays |= _gains(case)
+    arrays |= _gains(case) | _gate_logits(case) | _pages(case)
     arrays |= _tables(case, arrays)
     rng = np.random.default_rng([case.seed, heads, 1])
     for option in CASE_OPTIONS:
@@ -108,6 +108,16 @@ def _gains(case: Case) -> dict[str, Array]:
     }
 
 
+def _gate_logits(case: Case) -> dict[str, Array]:
+    """Of both signs; their sigmoids are no round numbers."""
+    s, kind = case.sizes, case.extension.output_gates
+    if kind is OutputGates.NONE:
+        return {}
+    rng = np.random.default_rng([case.seed, s.num_heads, 6])
+    width = s.d_v if kind is OutputGates.CHANNEL else 1
+    return {"gate_logits": 1.5 * rng.standard_normal((s.batch, s.num_heads, s.query_length, width))}
+
+
 def _tables(case: Case, others: Mapping[str, Array]) -> dict[str, Array]:
     """Cosines and sines of random angles, each row and pair stretched by a factor of its own."""
     kind, s, extension = case.extension.rotary_tables, case.sizes, case.extension
@@ -149,3 +159,23 @@ def _splits(case: Case) -> dict[str, Array]:
     if kind is KeySplits.EMPTY:
         lengths = np.insert(lengths, np.arange(len(lengths) + 1), 0)
     return {"split_lengths": lengths.astype(np.int64)}
+
+
+def shared_keys(case: Case) -> int:
+    """How many first keys all samples have in common: those of whole pages that every sample fills."""
+    if not case.extension.shared_prefix or not case.extension.page_size:
+        return 0
+    shortest = int(real_keys(case).sum(-1).min(initial=case.sizes.key_length))
+    return shortest // case.extension.page_size * case.extension.page_size
+
+
+def _pages(case: Case) -> dict[str, Array]:
+    """(B, pages): as many as all keys need, in any order; two pages or more are named nowhere."""
+    size, s = case.extension.page_size, case.sizes
+    if not size:
+        return {}
+    pages = -(-s.key_length // size)
+    numbers = np.random.default_rng([case.seed, s.key_length, size]).permutation(s.batch * pages + 2)
+    table = numbers[: s.batch * pages].reshape(s.batch, pages)
+    table[:, : shared_keys(case) // size] = table[:1, : shared_keys(case) // size]
+    return {"block_table": table.astype(np.int64)}

@@ -116,12 +116,16 @@ class Feature(StrEnum):
     """Several documents in one sequence, separated by segment ids."""
     CUMULATIVE_LENGTHS = "cumulative-lengths"
     """Several documents in one sequence, separated by their lengths."""
+    PAGED = "paged"
+    """Takes keys and values in pages of a shared pool, and a table of the pages of each sample."""
     QK_NORM = "qk-norm"
     """Queries and keys are divided by their size before they are multiplied, and have a learned gain."""
     NORM_EPSILON = "norm-epsilon"
     """The caller may give the number that keeps that from dividing by 0."""
     HEAD_GATES = "head-gates"
     """A factor for the output of each head."""
+    OUTPUT_GATES = "output-gates"
+    """The sigmoid of given logits, for each query and channel of each head, multiplies the output."""
     EVALUATION = "evaluation"
     """Has a mode for training and one for evaluation."""
     SAVED = "saved"
@@ -231,6 +235,17 @@ class QkNorm(StrEnum):
     """As `HEAD`, without a gain."""
 
 
+class OutputGates(StrEnum):
+    """The logits whose sigmoid multiplies the output."""
+
+    NONE = "none"
+    """There are none."""
+    CHANNEL = "channel"
+    """One for each channel of each query's output in each head, (B, H, Lq, d_v)."""
+    HEAD = "head"
+    """One for each query's output in each head, (B, H, Lq, 1)."""
+
+
 @dataclass(frozen=True)
 class Extension:
     """What a problem has beyond the core. The default adds nothing.
@@ -257,8 +272,11 @@ class Extension:
         qk_norm: over what queries and keys are normalised, and with which gains.
         norm_epsilon: what their norm adds to the mean square; None: `NORM_EPSILON`.
         head_gates: a factor for each head multiplies its output.
+        output_gates: for what logits are given, whose sigmoid multiplies the output.
         key_splits: in which splits the keys are answered; the answer does not depend on them.
         packing: how documents are separated.
+        page_size: keys and values lie in pages of so many tokens; 0: they are contiguous.
+        shared_prefix: the samples share the pages of their first keys, as far as all of them fill these.
         dropout: the probability with which a weight is dropped.
         dropout_seed: seeds the generator that chooses which; negative: the generator is used as it is. If it is not 0,
             the probability is given even if that is 0.
@@ -285,8 +303,11 @@ class Extension:
     qk_norm: QkNorm = QkNorm.NONE
     norm_epsilon: float | None = None
     head_gates: bool = False
+    output_gates: OutputGates = OutputGates.NONE
     key_splits: KeySplits = KeySplits.NONE
     packing: Packing = Packing.NONE
+    page_size: int = 0
+    shared_prefix: bool = False
     dropout: float = 0.0
     dropout_seed: int = 0
     evaluation: bool = False

@@ -23,6 +23,7 @@ BATCHED = (
     "query_positions",
     "key_positions",
     "query_starts",
+    "gate_logits",
 )
 """Options whose first axis is the batch."""
 TABLES = ("rotary_cos", "rotary_sin")

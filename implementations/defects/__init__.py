@@ -48,6 +48,7 @@ MODULES = (
     "transforms",
     "conventions",
     "merge",
+    "paged",
     "published",
     "rare",
 )

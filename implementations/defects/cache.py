@@ -11,8 +11,8 @@ from torch import Tensor
 from attention_conformance.implementations.adapters.cached import Feed, Stream
 from attention_conformance.implementations.builtin.stepwise import cache_steps as correct
 from attention_conformance.implementations.builtin.stepwise.cache_steps import CacheSteps, Rows
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
 from attention_conformance.implementations.builtin.stepwise.steps import (
-    CallOptions,
     Steps,
     add_alibi,
     add_causal,

@@ -1,4 +1,4 @@
-"""Mistakes of chapter 25: gates of heads, their gradients, and what is left when one is closed."""
+"""Mistakes of chapter 25: gates of heads and of the output, their gradients, and what is left when one is closed."""
 
 from functools import partial
 from typing import Any
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.extended_layers import GATED_FEATURES, call_gated
 from attention_conformance.implementations.builtin.stepwise.layer import Layer
-from attention_conformance.implementations.builtin.stepwise.steps import Steps, gate
-from attention_conformance.implementations.defects.breaking import GRADIENT, PRECISION, breaks, breaks_layer
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, gate, open_output
+from attention_conformance.implementations.defects.breaking import GRADIENT, NAN, PRECISION, breaks, breaks_layer
 from attention_conformance.spec.features import Feature
 
 GATES = frozenset({Feature.HEAD_GATES})
@@ -19,6 +19,10 @@ breaks_gates = partial(breaks, claims=GATES)
 breaks_gate = partial(breaks_gates, step="gate")
 breaks_gated_layer = partial(breaks_layer, features=GATED_FEATURES, call=call_gated)
 breaks_gradients = partial(breaks_gate, severity=GRADIENT)
+LOGITS = frozenset({Feature.OUTPUT_GATES, Feature.GROUPED})
+OPENED = ("head-gates.sigmoid", "head-gates.sigmoid-shared")
+breaks_output = partial(breaks, claims=LOGITS)
+breaks_opening = partial(breaks_output, step="open_output")
 
 
 @breaks_gate("head-gates.factor", *LEARNED, holds=("head-gates.open", "head-gates.closed"))
@@ -108,6 +112,62 @@ def gradient_of_gates_from_the_last_query(query: Tensor, key: Tensor, value: Ten
 def returned_weights_gated(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     return output, gate(weights, options["head_gates"]) if "head_gates" in options else weights
+
+
+@breaks_opening(*OPENED, "head-gates.sigmoid-far", "head-gates.sigmoid-gradient", holds=("scores.dot-product",))
+def logits_taken_for_gates(heads: Tensor, logits: Tensor) -> Tensor:
+    return heads * logits
+
+
+@breaks_opening(*OPENED, "head-gates.sigmoid-far", "head-gates.sigmoid-gradient", holds=("scores.dot-product",))
+def output_opened_by_silu(heads: Tensor, logits: Tensor) -> Tensor:
+    return heads * torch.nn.functional.silu(logits)
+
+
+@breaks_opening(
+    *OPENED, "head-gates.sigmoid-gradient", holds=("scores.dot-product", "head-gates.sigmoid-weights"), raises=True
+)
+def logits_ignored(heads: Tensor, logits: Tensor) -> Tensor:
+    return heads
+
+
+@breaks_opening("head-gates.sigmoid", "head-gates.sigmoid-gradient", holds=("head-gates.sigmoid-shared",))
+def first_channel_opens_all(heads: Tensor, logits: Tensor) -> Tensor:
+    return heads * logits[..., :1].sigmoid()
+
+
+@breaks_opening(*OPENED, "head-gates.sigmoid-gradient", holds=("head-gates.sigmoid-weights",))
+def first_head_opens_all(heads: Tensor, logits: Tensor) -> Tensor:
+    return heads * logits[:, :1].sigmoid()
+
+
+@breaks_opening(*OPENED, "head-gates.sigmoid-gradient", holds=("head-gates.sigmoid-weights",))
+def logits_in_another_layout(heads: Tensor, logits: Tensor) -> Tensor:
+    return heads * logits.transpose(1, 2).reshape(logits.shape).sigmoid()
+
+
+@breaks_output(*OPENED, "head-gates.sigmoid-gradient", holds=("scores.dot-product",))
+def output_opened_twice(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    heads = Steps()(query, key, value, **options)
+    return open_output(heads, options["gate_logits"].to(heads.dtype)) if "gate_logits" in options else heads
+
+
+@breaks_opening("head-gates.sigmoid-far", holds=OPENED, severity=NAN)
+def opened_by_exponentials_that_overflow(heads: Tensor, logits: Tensor) -> Tensor:
+    grown = logits.exp()
+    return heads * (grown / (1.0 + grown))
+
+
+@breaks_opening("head-gates.sigmoid-gradient", holds=OPENED, severity=GRADIENT)
+def gradient_of_logits_without_slope(heads: Tensor, logits: Tensor) -> Tensor:
+    return heads * (logits + (logits.sigmoid() - logits).detach())
+
+
+@breaks_output("head-gates.sigmoid-weights", extras=("weights",), holds=("head-gates.sigmoid",))
+def returned_weights_opened(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    output, weights, _ = Steps().answer(query, key, value, **options)
+    logits = options.get("gate_logits")
+    return output, weights if logits is None else weights * logits.to(weights.dtype).sigmoid().mean(-1, keepdim=True)
 
 
 @breaks_gated_layer(

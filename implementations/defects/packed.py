@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise import steps as correct
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
 from attention_conformance.implementations.builtin.stepwise.steps import (
     BOTTOM_RIGHT,
     INFINITY,
-    CallOptions,
     Positions,
     Steps,
     positions,

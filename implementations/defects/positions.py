@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise import steps as correct
-from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Positions, Steps, add_relative
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
+from attention_conformance.implementations.builtin.stepwise.steps import Positions, Steps, add_relative
 from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, PRECISION, breaks
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature

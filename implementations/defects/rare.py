@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise import steps as correct
-from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, CallOptions, Positions, Steps
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
+from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Positions, Steps
 from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, LEAK, breaks
 from attention_conformance.implementations.defects.gradients import FORWARD, distorted
 from attention_conformance.spec.features import Feature

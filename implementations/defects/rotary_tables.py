@@ -12,7 +12,8 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.inhouse import scaled_tables as scaling
 from attention_conformance.implementations.builtin.inhouse.scaled_tables import Setting
 from attention_conformance.implementations.builtin.stepwise import steps as correct
-from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Steps
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
+from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.implementations.defects.breaking import GRADIENT, PRECISION, breaks, breaks_function
 from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.features import Feature

@@ -25,6 +25,7 @@ from attention_conformance.spec.inputs import build
 OP = "BHLD"
 MASKS = {name for option in ("bool_mask", "float_mask") for name in OPTIONS[option].parameters}
 LENGTHS = set(OPTIONS["valid_lens"].parameters)
+GATES = {"gate_logits"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class LaidOut:
         given = [self._into(x) for x in (query, key, value)]
         masks = {name: self._mask(options[name], query, key) for name in MASKS & set(options)}
         masks |= {name: self._lengths(options[name], query) for name in LENGTHS & set(options)}
+        masks |= {name: self._gates(options[name], value.shape[3]) for name in GATES & set(options)}
         answer = self._answer(given, {**options, **masks}, query)
         several = isinstance(answer, tuple | list)
         output, *others = parts_of(answer)
@@ -116,6 +118,16 @@ class LaidOut:
         heads = query.shape[1]
         return lengths.repeat_interleave(heads, 0) if self.call.framework == "torch" else lengths.repeat(heads, 0)
 
+    def _gates(self, gates: Any, width: int) -> Any:
+        """Logits for the output, as it lies; of the whole width where it has heads and width in one."""
+        if not hasattr(gates, "shape"):
+            return gates
+        shape = (*gates.shape[:3], width if "E" in self.call.output else gates.shape[3])
+        whole = gates.expand(shape) if self.call.framework == "torch" else np.broadcast_to(gates, shape)
+        sizes = dict(zip(OP, shape, strict=True)) | {"N": shape[0] * shape[1], "E": shape[1] * shape[3]}
+        permuted = self._permuted(whole, OP, _separate(self.call.output))
+        return permuted.reshape([sizes[axis] for axis in self.call.output])
+
     def _whole(self, mask: Any, query: Any, key: Any) -> Any:
         shape = (*query.shape[:3], key.shape[2])
         return mask.expand(shape) if self.call.framework == "torch" else np.broadcast_to(mask, shape)
@@ -131,9 +143,10 @@ class LaidOut:
         if not query.shape[:2] == key.shape[:2] == value.shape[:2]:
             raise ValueError("query, key and value have different numbers of samples or heads")
         masks = {n: self._whole(options[n], query, key) for n in MASKS & set(options) if hasattr(options[n], "shape")}
+        gates = {name: options[name] for name in GATES & set(options) if hasattr(options[name], "shape")}
         outputs = []
         for at in np.ndindex(*query.shape[:2]):
-            own = {**options, **{name: mask[at] for name, mask in masks.items()}}
+            own = {**options, **{name: each[at] for name, each in (masks | gates).items()}}
             answer = self._answer([x[at] for x in given], own, query)
             outputs.append(answer[0] if isinstance(answer, tuple | list) else answer)
         shape = (*query.shape[:3], value.shape[3])

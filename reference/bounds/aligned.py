@@ -95,7 +95,7 @@ def aligned_bounds(
 def _applies(problem: Problem, trace: Trace, forward: ForwardBounds) -> bool:
     """Half types at the op level, no option that changes more than which keys are visible, and moderate scores."""
     half = isinstance(forward.precision.storage, float) and problem.dtype in HALF
-    unchanged = all(each is None for each in (trace.kept, trace.softcap, trace.gates))
+    unchanged = all(each is None for each in (trace.kept, trace.softcap, trace.gates, trace.opened))
     plain = (
         unchanged
         and trace.routes.direct

@@ -13,10 +13,10 @@ import numpy as np
 from attention_conformance.reference.arrays import Booleans, Floats
 from attention_conformance.reference.bounds.extensions import (
     capped_bound,
-    gated_bound,
     multiplied_bounds,
     weight_roundings,
 )
+from attention_conformance.reference.bounds.gate_bounds import gated_bound
 from attention_conformance.reference.bounds.precision import Precision, gamma
 from attention_conformance.reference.bounds.states import merging_error, mixture_error, state_error
 from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads, split_heads
@@ -120,7 +120,7 @@ def forward_bounds(problem: Problem, trace: Trace, precision: Precision) -> Forw
     shift = softmax_shift(trace, scores)
     local = local_error(trace, precision)
     mixed = _mixed_bound(trace, shift, local, value, precision, merges=_merges(problem))
-    heads = mixed if trace.gates is None else gated_bound(trace, mixed, precision)
+    heads = gated_bound(trace, trace.mixed, mixed, precision)
     output = heads if problem.scope is Scope.OP else _output_bound(problem, trace, heads, precision)
     given = (trace, precision, inputs, query, key, value)
     return ForwardBounds(*given, products, scores, shift, local, mixed, heads, output)
@@ -301,7 +301,7 @@ def _mixed_bound(
     v, largest, shown = np.abs(trace.value) + value, shift.largest, allowed * 1.0
     if kept is not None:
         largest, shown = kept * largest, kept * shown
-    if kept is not None or trace.gates is not None:
+    if kept is not None or trace.gates is not None or trace.opened is not None:
         local = local + weight_roundings(trace, precision)
     moved, farthest = centred_sum(shift.pull, trace, o)
     inherited: Floats | float = 0.0

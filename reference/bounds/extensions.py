@@ -3,6 +3,7 @@
 import numpy as np
 
 from attention_conformance.reference.arrays import Floats
+from attention_conformance.reference.bounds.gate_bounds import GATE_STEPS
 from attention_conformance.reference.bounds.norm_bounds import gain_bound, norm_back_bound, norm_bound
 from attention_conformance.reference.bounds.precision import Precision, Roundoff, gamma, state_roundings
 from attention_conformance.reference.norms import Norm
@@ -20,8 +21,6 @@ TANH_ERROR = 8.0
 """Unit roundoffs that a hyperbolic tangent may be off, and its product with the cap."""
 TANH_OF_EXPONENTIALS = 4.0
 """Roundings of numbers near 1 in 2 / (1 + e^-2x) - 1 and the like, in the accumulator, where tanh x is small."""
-GATE_STEPS = 2.0
-"""Roundings where a gate multiplies weights, values or the output: the product, and its storing."""
 DROP_STEPS = 3.0
 """Roundings of a weight on its way through dropout: the factor 1 / (1 - p), the product, the result."""
 
@@ -122,8 +121,8 @@ def slope_bound(trace: Trace, products: Floats, precision: Precision) -> Floats:
 
 def weight_roundings(trace: Trace, precision: Precision) -> Roundoff:
     """Relative, of each weight between softmax and mixture: dropout, and gates that multiply the weights."""
-    steps = (0.0 if trace.kept is None else DROP_STEPS) + (0.0 if trace.gates is None else GATE_STEPS)
-    return gamma(steps * precision.widest)
+    gated = (trace.gates is not None) + (trace.opened is not None and trace.opened.shape[-1] == 1)
+    return gamma(((0.0 if trace.kept is None else DROP_STEPS) + GATE_STEPS * gated) * precision.widest)
 
 
 def dropped_bound(trace: Trace, weights: Floats, precision: Precision) -> Floats:
@@ -132,11 +131,3 @@ def dropped_bound(trace: Trace, weights: Floats, precision: Precision) -> Floats
         return weights
     rounded = weight_roundings(trace, precision) * (np.where(np.isnan(trace.weights), 0.0, trace.weights) + weights)
     return np.asarray(trace.kept * (weights + rounded))
-
-
-def gated_bound(trace: Trace, mixed: Floats, precision: Precision) -> Floats:
-    """Of heads times their gates."""
-    assert trace.gates is not None
-    gates = np.abs(trace.gates)[..., None, None]
-    heads = np.abs(np.where(np.isfinite(trace.mixed), trace.mixed, 0.0))
-    return np.asarray(gates * (mixed + GATE_STEPS * precision.storage * (heads + mixed)) + precision.floor)

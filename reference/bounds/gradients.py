@@ -14,6 +14,7 @@ from attention_conformance.reference.bounds.extensions import (
     slope_bound,
     weight_roundings,
 )
+from attention_conformance.reference.bounds.gate_bounds import gated_bound, slope_of_gates
 from attention_conformance.reference.bounds.precision import Precision, Roundoff, gamma, state_roundings
 from attention_conformance.reference.gradients import (
     Backward,
@@ -22,13 +23,14 @@ from attention_conformance.reference.gradients import (
     cotangent_of_heads,
     given_keys,
     of_extra_key,
+    per_channel,
     shared,
     slope,
     to_inputs,
     tokens,
     unbroadcast,
 )
-from attention_conformance.reference.pipeline import Inputs, Trace, merge_heads, split_heads
+from attention_conformance.reference.pipeline import Inputs, Trace, gated, merge_heads, split_heads
 from attention_conformance.reference.stages import gather
 from attention_conformance.spec.conventions import EmptyRow
 from attention_conformance.spec.features import Scope
@@ -56,7 +58,7 @@ def gradient_bounds(problem: Problem, trace: Trace, forward: ForwardBounds, prec
     """The bound of every gradient in the problem's `needs`, shaped like it."""
     cotangent, e_cotangent = cotangent_of_heads(problem), _cotangent_bound(problem, precision)
     step = backward(trace, cotangent)
-    errors = _errors(trace, step, forward, _ungated_bound(trace, cotangent, e_cotangent, precision), precision)
+    errors = _errors(trace, step, forward, gated_bound(trace, cotangent, e_cotangent, precision), precision)
     gradients, (inputs, gains) = to_inputs(trace, step), _input_errors(trace, step, forward, errors, precision)
     if problem.scope is Scope.OP:
         by_name = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
@@ -67,15 +69,10 @@ def gradient_bounds(problem: Problem, trace: Trace, forward: ForwardBounds, prec
     by_name |= gains | _extension_bounds(problem, trace, step, errors, precision)
     if trace.gates is not None:
         by_name["head_gates"] = _gates_bound(trace, forward, cotangent, e_cotangent, precision)
+    if trace.opened is not None:
+        shared_gates = not per_channel(problem)
+        by_name["gate_logits"] = _logits_bound(trace, forward, cotangent, e_cotangent, precision, shared_gates)
     return {name: by_name[name] + precision.before(by_name[name].ndim - 1).floor for name in problem.needs}
-
-
-def _ungated_bound(trace: Trace, cotangent: Floats, error: Floats, precision: Precision) -> Floats:
-    """Of d loss / d mixed heads."""
-    if trace.gates is None:
-        return error
-    gates = np.abs(trace.gates)[..., None, None]
-    return np.asarray(gates * (error + 2.0 * precision.storage * (np.abs(cotangent) + error)))
 
 
 def _input_errors(
@@ -124,14 +121,40 @@ def _extension_bounds(
 
 def _gates_bound(trace: Trace, forward: ForwardBounds, cotangent: Floats, e_g: Floats, precision: Precision) -> Floats:
     """(H,): of D of the ungated heads, summed over samples and queries; a gate may multiply output or weights."""
-    step = backward(replace(trace, gates=None), cotangent)
+    inner = replace(trace, gates=None)
+    e_g, cotangent = gated_bound(inner, cotangent, e_g, precision), gated(cotangent, None, trace.opened)
+    size, error = _ungated_centre(trace, forward, cotangent, e_g, precision)
+    terms = error.shape[-4] * error.shape[-2] * max(trace.value.shape[-2:])
+    rounding = precision.growth(terms) + STORED * precision.storage
+    return np.asarray((error + rounding * (size + error)).sum((-4, -2, -1)))
+
+
+def _ungated_centre(
+    trace: Trace, forward: ForwardBounds, cotangent: Floats, e_g: Floats, precision: Precision
+) -> tuple[Floats, Floats]:
+    """(B, H, Lq, 1): the size of the terms of D of the ungated heads, however it is formed, and its bound."""
+    step = backward(replace(trace, gates=None, opened=None), cotangent)
     e_dp = _weight_errors(trace, step, forward, e_g, precision)
     error = _centre_errors(trace, step, forward, e_dp, e_g, precision)
     parts = (cotangent * trace.mixed, trace.weights * step.weights)
     by_output, by_weights = (np.abs(part).sum(-1, keepdims=True) for part in parts)
-    terms = error.shape[-4] * error.shape[-2] * max(trace.value.shape[-2:])
-    rounding = precision.growth(terms) + STORED * precision.storage
-    return np.asarray((error + rounding * (np.maximum(by_output, by_weights) + error)).sum((-4, -2, -1)))
+    return np.maximum(by_output, by_weights), error
+
+
+def _logits_bound(
+    trace: Trace, forward: ForwardBounds, cotangent: Floats, e_g: Floats, precision: Precision, shared_gates: bool
+) -> Floats:
+    """Of dO O s (1 - s), in each channel, or summed over them, where it may be formed of the weights, too."""
+    inner = replace(trace, opened=None)
+    e_g, cotangent = gated_bound(inner, cotangent, e_g, precision), gated(cotangent, trace.gates, None)
+    if shared_gates:
+        size, error = _ungated_centre(trace, forward, cotangent, e_g, precision)
+        error = error + (precision.growth(max(trace.value.shape[-2:])) + _stored(precision)) * (size + error)
+    else:
+        g, o = np.abs(cotangent), np.abs(np.where(np.isfinite(trace.mixed), trace.mixed, 0.0))
+        size, error = g * o, g * forward.mixed + e_g * (o + forward.mixed)
+    slope, e_slope = slope_of_gates(trace, precision, STORED)
+    return np.asarray((error + _stored(precision) * (size + error)) * (slope + e_slope) + size * e_slope)
 
 
 def product_bound(a: Floats, e_a: Floats, b: Floats, e_b: Floats, rounding: Roundoff) -> Floats:

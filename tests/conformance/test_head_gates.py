@@ -1,4 +1,4 @@
-"""Chapter 25, head gates: a factor for the output of each head, and what its gradient shows of the head."""
+"""Chapter 25, head gates: factors for the output of each head, or each of its channels, and what gradients show."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +10,7 @@ from attention_conformance.implementations.api.contract import Result
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern, Sizes
 from attention_conformance.spec.conventions import Conventions, EmptyRow
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.features import OutputGates, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
@@ -56,7 +56,25 @@ def _expected(judge: Judge, case: Case, shut: int, sample: int = -1) -> Mapping[
     return _solved(case, judge.dtype, judge.conventions, shut, sample)
 
 
-CLAUSES = table(row("head-gates.weights", *PLAIN[:3], parts=("weights",), context="with gates"))
+OPENED = tuple(
+    replace(case, seed=case.seed + 60).extended(head_gates=False, output_gates=OutputGates.CHANNEL)
+    for case in (*PLAIN, replace(GATED, causal=True).extended(sinks=True))
+)
+SHARED = tuple(case.extended(output_gates=OutputGates.HEAD) for case in OPENED)
+FAR = 1000.0
+"""Logits so many times as large leave the range of every dtype's exponentials."""
+CLAUSES = table(
+    row("head-gates.weights", *PLAIN[:3], parts=("weights",), context="with gates"),
+    row("head-gates.sigmoid", *OPENED, context="opened by logits"),
+    row("head-gates.sigmoid-shared", *SHARED[:2], *SHARED[4:6], context="one logit for all channels"),
+    row("head-gates.sigmoid-weights", *OPENED[:2], parts=("weights",), context="opened by logits"),
+    row(
+        "head-gates.sigmoid-gradient",
+        *(OPENED[0], OPENED[4], SHARED[1]),
+        parts=("gradients",),
+        context="opened by logits",
+    ),
+)
 
 
 @clause("head-gates.factor")
@@ -68,6 +86,16 @@ def test_factor(judge: Judge) -> None:
         expected = judge.expected(case)["output"].only(lambda output: -8.0 * output)
         if judge.claims.scope is Scope.OP:
             judge.assert_answers(case, large, expected, "gates 8 times as large, of the other sign")
+
+
+@clause("head-gates.sigmoid-far")
+def test_far_logits(judge: Judge) -> None:
+    for case in judge.cases(OPENED[0], OPENED[1]):
+        problem = changed(judge.problem(case), gate_logits=lambda logits: FAR * logits)
+        expected = judge.solve(problem).parts
+        if (result := judge.answer(case, problem)) is not None:
+            parts = ["output", *(f"gradients.{name}" for name in problem.needs)]
+            judge.compare(case, result, expected, parts, f"logits {FAR:g} times as large")
 
 
 @clause("head-gates.open")

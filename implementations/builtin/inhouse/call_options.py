@@ -47,6 +47,7 @@ class Options(Generic[T]):
             all of a token, and multiplied by this, before they are rotated; key_norm (d_k,) or (Hk * d_k,).
         norm_epsilon: what is added to the mean of the squares; None is 1e-6.
         head_gates: (H,) factors of the outputs of the heads.
+        gate_logits: (B, H, Lq, d_v), or (B, H, Lq, 1): their sigmoids multiply the outputs.
         query_segments: (B, Lq) numbers of documents; key_segments (B, Lk).
         cu_seqlens_q: the same by cumulative lengths 0, n_1, n_1 + n_2, ..., Lq, for all samples; cu_seqlens_k.
         add_zero_attn: a key and a value of zeros follow the others, seen by every query.
@@ -76,6 +77,7 @@ class Options(Generic[T]):
     key_norm: T | None = None
     norm_epsilon: float | None = None
     head_gates: T | None = None
+    gate_logits: T | None = None
     split_lengths: T | None = None
     query_segments: T | None = None
     key_segments: T | None = None

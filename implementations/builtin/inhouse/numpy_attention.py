@@ -76,6 +76,9 @@ def attention(
         weights = _weights(sight, q, k, lse, sizes) if need_weights else None
     if call.head_gates is not None:
         output *= call.head_gates.astype(returned)[:, None, None]
+    if call.gate_logits is not None:
+        with np.errstate(over="ignore"):
+            output /= 1 + np.exp(-call.gate_logits.astype(returned))
     extras = (lse,) if weights is None else (lse, weights)
     return output.astype(query.dtype), *(x.astype(returned, copy=False) for x in extras)
 

@@ -55,8 +55,8 @@ def tiled_attention(
 ) -> tuple[Tensor, Tensor]:
     """softmax(scale * Q K^T + ...) V for every sample and head; half types are worked on in float32.
 
-    Gradients go to query, key, value, float mask, relative biases, sinks, gains and gates. Dropout takes a seed from
-    torch's generator.
+    Gradients go to query, key, value, float mask, relative biases, sinks, gains, gates and their logits. Dropout takes
+    a seed from torch's generator.
 
     Args:
         query: (B, H, Lq, d_k).
@@ -86,6 +86,8 @@ def tiled_attention(
     output, lse = in_tiles(q, k, value.to(q.dtype), masks, tile)
     if call.head_gates is not None:
         output = output * call.head_gates.to(dtype)[:, None, None]
+    if call.gate_logits is not None:
+        output = output * torch.sigmoid(call.gate_logits.to(dtype))
     return output.to(query.dtype), lse
 
 

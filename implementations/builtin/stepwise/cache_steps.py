@@ -11,7 +11,8 @@ from torch import Tensor
 
 from attention_conformance.implementations.adapters.cached import Feed, Stream
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
-from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Steps, accumulator, rotate
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, accumulator, rotate
 from attention_conformance.spec.features import Feature
 
 _NOT_CACHED = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.GRADIENTS, Feature.MASK_GRADIENT, Feature.EMPTY_SIZES}

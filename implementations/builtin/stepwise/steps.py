@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
 from attention_conformance.spec.conventions import Alignment, Conventions
 from attention_conformance.spec.features import NORM_EPSILON, Feature
 
@@ -182,6 +183,11 @@ def gate(heads: Tensor, gates: Tensor) -> Tensor:
     return heads * gates[:, None, None]
 
 
+def open_output(heads: Tensor, logits: Tensor) -> Tensor:
+    """(B, H, Lq, d_v) times the sigmoids of logits of that shape, or (B, H, Lq, 1)."""
+    return heads * torch.sigmoid(logits)
+
+
 def split(joined: Tensor, value: Tensor, lengths: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
     """Scores (B, H, Lq, n) and values (B, H, n, d_v) of each split; the last one has extra keys and the sink, too."""
     ends = list(accumulate(lengths))[:-1]
@@ -239,51 +245,6 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class CallOptions:
-    """The options of one call, by the names in which the suite passes them; see `extra_options`."""
-
-    attn_mask: Tensor | None = None
-    key_padding_mask: Tensor | None = None
-    valid_lens: Tensor | None = None
-    is_causal: bool = False
-    scale: float | None = None
-    window_size: tuple[int, int] = (-1, -1)
-    softcap: float | None = None
-    rotary_base: float | None = None
-    rotary_dim: int | None = None
-    query_positions: Tensor | None = None
-    key_positions: Tensor | None = None
-    rotary_cos: Tensor | None = None
-    rotary_sin: Tensor | None = None
-    query_start: int | None = None
-    query_starts: Tensor | None = None
-    alibi_slopes: Tensor | None = None
-    relative_bias: Tensor | None = None
-    sinks: Tensor | None = None
-    query_norm: Tensor | None = None
-    key_norm: Tensor | None = None
-    norm_epsilon: float | None = None
-    head_gates: Tensor | None = None
-    split_lengths: Tensor | None = None
-    query_segments: Tensor | None = None
-    key_segments: Tensor | None = None
-    cu_seqlens_q: Tensor | None = None
-    cu_seqlens_k: Tensor | None = None
-    add_zero_attn: bool = False
-    enable_gqa: bool = False
-    dropout_p: float = 0.0
-
-    @property
-    def packed(self) -> bool:
-        return self.query_segments is not None or self.cu_seqlens_q is not None
-
-    @property
-    def positioned(self) -> bool:
-        """Whether positions do not just count from the first query and key."""
-        return self.packed or self.query_start is not None or self.query_starts is not None
-
-
-@dataclass(frozen=True)
 class Steps:
     """Scaled dot-product attention; if `wide`, half types are computed in float32 and rounded once at the end."""
 
@@ -314,6 +275,7 @@ class Steps:
     drop: Callable[[Tensor, float], Tensor] = drop
     mix: Callable[[Tensor, Tensor], Tensor] = mix
     gate: Callable[[Tensor, Tensor], Tensor] = gate
+    open_output: Callable[[Tensor, Tensor], Tensor] = open_output
     log_sum_exp: Softmax = log_sum_exp
     split: Callable[[Tensor, Tensor, Sequence[int]], list[tuple[Tensor, Tensor]]] = split
     log_of_split: Softmax = log_sum_exp
@@ -337,6 +299,7 @@ class Steps:
         if call.split_lengths is not None:
             mixed, lse = self._merged(joined, v, call.split_lengths.tolist())
         mixed = mixed if call.head_gates is None else self.gate(mixed, call.head_gates.to(mixed.dtype))
+        mixed = mixed if call.gate_logits is None else self.open_output(mixed, call.gate_logits.to(mixed.dtype))
         output, p, lse = (x.to(dtype) for x in (mixed, weights, lse))
         return output, p, lse
 

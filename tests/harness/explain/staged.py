@@ -328,6 +328,12 @@ STAGES: tuple[Stage, ...] = (
         "head_gates",
     ),
     Stage(
+        "gates of the output",
+        lambda s: {"heads": s["heads"] * s["gate_logits"].sigmoid()},
+        ("heads", "gate_logits"),
+        "gate_logits",
+    ),
+    Stage(
         "merge of the heads",
         lambda s: {"output": s["heads"].transpose(1, 2).flatten(2) if "w_q" in s else s["heads"]},
         ("heads",),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.spec.cases import Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Sharing, Sizes
-from attention_conformance.spec.features import Packing, QkNorm
+from attention_conformance.spec.features import OutputGates, Packing, QkNorm
 from attention_conformance.spec.problem import Array, Problem, lay_out
 from attention_conformance.tests.measurements.reach.condition import Call, Condition, Laid, both, compatible, when
 
@@ -34,6 +34,7 @@ OPTIONS = (
     when("a key of zeros", 2, lambda c: c.extension.zero_attn, zero_attn=True),
     when("a learned key", 2, lambda c: c.extension.bias_kv, bias_kv=True),
     when("gates", 1, lambda c: c.extension.head_gates, head_gates=True),
+    when("gates of the output", 2, lambda c: "gate_logits" in c.problem.extras, output_gates=OutputGates.CHANNEL),
     when("norms", 3, lambda c: c.extension.qk_norm is not QkNorm.NONE, qk_norm=QkNorm.HEAD),
     when("segments", 8, lambda c: c.extension.has_segments, packing=Packing.SEGMENTS),
     when("cumulative lengths", 8, lambda c: c.extension.has_lengths, packing=Packing.LENGTHS),

@@ -25,6 +25,7 @@ EVERY = {
     "sink": Feature.SINKS,
     "add_zero_attn": Feature.ZERO_ATTN,
     "head_gates": Feature.HEAD_GATES,
+    "gate_logits": Feature.OUTPUT_GATES,
     "segment_ids": Feature.SEGMENTS,
     "dropout_p": Feature.DROPOUT,
 }

@@ -72,7 +72,10 @@ def attention(
         [[_row(task, (b, h, i), row, key[b], value[b]) for i, row in enumerate(head)] for h, head in enumerate(sample)]
         for b, sample in enumerate(query)
     ]
-    heads = [[[_gated(task, h, row.output) for row in head] for h, head in enumerate(sample)] for sample in rows]
+    heads = [
+        [[_gated(task, (b, h, i), row.output) for i, row in enumerate(head)] for h, head in enumerate(sample)]
+        for b, sample in enumerate(rows)
+    ]
     return Answer(
         output=heads if problem.scope is Scope.OP else _joined(problem, arithmetic, heads),
         weights=[[[row.weights for row in head] for head in sample] for sample in rows],
@@ -151,10 +154,15 @@ def _width(problem: Problem, name: str) -> int:
     return int(problem.parameters[f"w_{name[0]}"].shape[1]) // kv_heads(problem)
 
 
-def _gated(task: Task, h: int, output: Vector) -> list[Number]:
-    """A head's output times its gate."""
-    gates = task.problem.extras.get("head_gates")
-    return list(output) if gates is None else [x * task.arithmetic.number(gates[h]) for x in output]
+def _gated(task: Task, place: tuple[int, int, int], output: Vector) -> list[Number]:
+    """A head's output times its gate, and times those of each channel, which logits of one or of all open."""
+    number, gates, logits = task.arithmetic.number, *(task.problem.extras.get(n) for n in ("head_gates", "gate_logits"))
+    gated = list(output) if gates is None else [x * number(gates[place[1]]) for x in output]
+    if logits is None:
+        return gated
+    row = logits[place]
+    opened = [1 / (1 + task.arithmetic.exp(-number(row[min(c, len(row) - 1)]))) for c in range(len(gated))]
+    return [x * gate for x, gate in zip(gated, opened, strict=True)]
 
 
 def _joined(problem: Problem, arithmetic: Arithmetic, heads: Heads) -> list[list[list[Number]]]:

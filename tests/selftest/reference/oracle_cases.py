@@ -18,7 +18,7 @@ from attention_conformance.spec.cases import (
     Sizes,
 )
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.spec.features import Extension, Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.features import Extension, OutputGates, Packing, PositionIds, QkNorm, RotaryTables
 
 CROSS = ModuleForm(Sharing.NONE, 13, 11, 17, 10, bias=True, output_projection=True, output_bias=True)
 KEY_VALUE = ModuleForm(Sharing.KEY_VALUE, 13, 11, 11, 10, output_projection=True)
@@ -106,7 +106,13 @@ FEW_KEYS = replace(FEW, query_length=6, key_length=4)
 LONG = replace(FEW, batch=1, num_heads=1, query_length=9, key_length=9)
 POSITIONED = Case(sizes=GROUPS).extended(window_left=3, window_right=2, rotary_base=50.0, query_start=1, alibi=True)
 EVERYTHING = POSITIONED.extended(
-    qk_norm=QkNorm.HEAD, relative_bias=2, softcap=2.0, sinks=True, zero_attn=True, head_gates=True
+    qk_norm=QkNorm.HEAD,
+    relative_bias=2,
+    softcap=2.0,
+    sinks=True,
+    zero_attn=True,
+    head_gates=True,
+    output_gates=OutputGates.CHANNEL,
 )
 PLACED = [
     Case(sizes=FEW, causal=True).extended(query_start=1),
@@ -149,6 +155,7 @@ EXTENDED = [
     Case(sizes=FEW, mask=MaskKind.FLOAT).extended(zero_attn=True),
     Case(sizes=FEW, padding=Padding.EMPTY_SAMPLE).extended(zero_attn=True, sinks=True, softcap=2.0),
     Case(sizes=FEW).extended(head_gates=True),
+    Case(sizes=FEW).extended(output_gates=OutputGates.HEAD),
 ]
 GROUPED = [
     Case(sizes=GROUPS),
@@ -230,6 +237,7 @@ DRAWN_FAMILY = st.builds(
         query_starts=st.booleans(),
         relative_bias=st.integers(0, 4),
         qk_norm=...,
+        output_gates=...,
         norm_epsilon=st.none() | st.floats(0.0, 1.0),
         packing=...,
         dropout=st.sampled_from((0.0, 0.0, 0.5)),

@@ -16,7 +16,7 @@ from attention_conformance.implementations.builtin.stepwise.extended_layers impo
 )
 from attention_conformance.implementations.builtin.stepwise.layer import LAYER_PLACES, Layer
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
-from attention_conformance.implementations.defects.head_gates import GATES
+from attention_conformance.implementations.defects.head_gates import GATES, LOGITS
 from attention_conformance.implementations.defects.modules import MODES
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.reference.family_styles import gated_weights
@@ -47,6 +47,31 @@ def closed_heads_skipped(
     answer = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=query.dtype)
     answer[:, at] = Steps()(query[:, at], key[:, at], value[:, at], head_gates=head_gates[at], **o)
     return answer
+
+
+def opened_by_tanh(heads: Tensor, logits: Tensor) -> Tensor:
+    """The sigmoid as a hyperbolic tangent of half the logit."""
+    return heads * (0.5 + 0.5 * torch.tanh(0.5 * logits))
+
+
+def opened_after_storing(query: Tensor, key: Tensor, value: Tensor, **o: Any) -> Tensor:
+    """The output is stored before its gates, which are computed and stored in the working dtype."""
+    logits: Tensor | None = o.pop("gate_logits", None)
+    heads: Tensor = Steps()(query, key, value, **o)
+    return heads if logits is None else heads.mul(logits.sigmoid())
+
+
+def weights_opened(query: Tensor, key: Tensor, value: Tensor, **o: Any) -> Tensor:
+    """One gate for all channels multiplies the weights; gates of channels come behind."""
+    logits = o.get("gate_logits")
+    if logits is None or logits.shape[-1] != 1:
+        return Steps()(query, key, value, **o)
+
+    def mix(weights: Tensor, v: Tensor) -> Tensor:
+        opened: Tensor = weights * logits.to(v.dtype).sigmoid()
+        return opened @ v
+
+    return Steps(mix=mix, open_output=lambda heads, _: heads)(query, key, value, **o)
 
 
 class RowsGated(Layer):
@@ -141,6 +166,9 @@ RIGHT_GATES = (
     op("gates.values", values_gated, GATED),
     op("gates.mixing", gated_weights(Steps()), GATED, extras=BOTH),
     op("gates.skipped", closed_heads_skipped, GATED),
+    op("gates.tanh", Steps(open_output=opened_by_tanh), LOGITS),
+    op("gates.stored", opened_after_storing, LOGITS),
+    op("gates.weights", weights_opened, LOGITS),
     module("gates.rows", RowsGated, call_gated, GATED_FEATURES),
 )
 

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
 from attention_conformance.implementations.builtin.stepwise.steps import (
     BOTTOM_RIGHT,
-    CallOptions,
     Steps,
     add_bottom_right,
     documents,

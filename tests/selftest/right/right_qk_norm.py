@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Steps, norm
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, norm
 from attention_conformance.spec.conventions import Conventions, NormGain, NormKind, NormOrder, NormSpan
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.premises import Premises

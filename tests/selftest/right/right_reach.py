@@ -12,8 +12,8 @@ from attention_conformance.implementations.adapters.op_options import extra_opti
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin.stepwise.extended_layers import GroupedLayer
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
 from attention_conformance.implementations.builtin.stepwise.steps import (
-    CallOptions,
     Steps,
     add_bottom_right,
     add_window,

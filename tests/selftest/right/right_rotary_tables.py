@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.stepwise.steps import CallOptions, Steps, rotated_at
+from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
+from attention_conformance.implementations.builtin.stepwise.steps import Steps, rotated_at
 from attention_conformance.implementations.builtin.stepwise.steps import positions as counted
 from attention_conformance.spec.conventions import Conventions, RotaryPairing, TableForm
 from attention_conformance.spec.features import Feature
