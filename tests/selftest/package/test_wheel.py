@@ -28,7 +28,6 @@ NEEDED_BY = {"markupsafe": "jinja2", "pydantic_core": "pydantic"}
 CANDIDATES = """
 from tests.scaling import factor
 from torch.nn.functional import scaled_dot_product_attention
-from attention_conformance.tests.selftest.thorough import thorough
 
 def attention(query, key, value):
     return scaled_dot_product_attention(query, key, value)
