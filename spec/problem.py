@@ -56,7 +56,8 @@ class Problem:
             and `key_lengths` (documents,) integers, `query_positions` (B, Lq) and `key_positions` (B, Lk) integers, or
             one row for all samples, `rotary_cos` and `rotary_sin` (positions, r / 2), (B, L, r / 2) or (B, L, r),
             `query_starts` (B,) integers, `split_lengths` (splits,) integers that sum to Lk, `block_table` (B, pages of
-            a sample) integers, the numbers of the pages in which its keys and values lie, in their order.
+            a sample) integers, the numbers of the pages in which its keys and values lie, in their order, `key_scale`
+            and `value_scale` (B or 1, Hk or 1, Lk, blocks or 1, 1), of key and value, which hold codes then.
         cotangent: d loss / d output, shaped like the output; None for no gradients.
         needs: the names of the inputs and parameters whose gradients are wanted.
     """
