@@ -23,15 +23,17 @@ DTYPES = {Codes.INT8: "int8", Codes.E4M3: "float8_e4m3fn", Codes.E5M2: "float8_e
 class TakenCodes:
     """The fit of a function that takes some kinds of codes, and some extents of scales; see `Claims.fit`."""
 
-    kinds: frozenset[Codes] = frozenset(DTYPES)
-    scaled_by: frozenset[ScaledBy] = frozenset(ScaledBy)
+    kinds: tuple[Codes, ...] = tuple(DTYPES)
+    scaled_by: tuple[ScaledBy, ...] = tuple(ScaledBy)
 
     def __call__(self, case: Case) -> Case | Unsupported:
-        """The case, where its codes and scales are taken."""
+        """The case in codes that are taken, where its scales are."""
         extension = case.extension
-        if extension.codes is Codes.NONE or (extension.codes in self.kinds and extension.scaled_by in self.scaled_by):
+        if extension.codes is Codes.NONE:
             return case
-        return Unsupported(f"does not take codes {extension.codes} with a scale for each {extension.scaled_by}")
+        if not self.kinds or extension.scaled_by not in self.scaled_by:
+            return Unsupported(f"takes no scale for each {extension.scaled_by}")
+        return case if extension.codes in self.kinds else case.extended(codes=self.kinds[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +42,8 @@ class QuantisedCall:
 
     Attributes:
         function: called as function(query, key, value, key_scale, value_scale, **options) with key and value
-            (B, Hk, Lk, d) of 8 bits, and scales of float32 at least: (1,), (Hk,), (B, Hk, Lk) or (B, Hk, blocks). Where a
-            problem has no codes they are numbers of the working dtype, and the scales are 1.
+            (B, Hk, Lk, d) of 8 bits, and scales of float32 at least: (1,), (Hk,), (B, Hk, Lk) or (B, Hk, blocks).
+            Where a problem has no codes they are numbers of the working dtype, and the scales are 1.
     """
 
     function: Callable[..., Any]

@@ -33,7 +33,7 @@ breaks_spread = partial(breaks_codes, step="spread", holds=("quantised.int8", "s
 ALL = ("quantised.int8", "quantised.float8", "quantised.head-scales")
 
 
-@breaks_codes(*ALL, step="scale_keys")
+@breaks_codes(*ALL, "quantised.causal", step="scale_keys")
 def scales_of_keys_ignored(rows: Tensor, scale: Tensor) -> Tensor:
     return rows
 
@@ -110,6 +110,6 @@ def scales_by_query_heads(*given: Any, **options: Any) -> Tensor:
     query, key, value, *scales = given
     if query.shape[1] != key.shape[1]:
         heads = torch.arange(key.shape[1]).repeat(query.shape[1] // key.shape[1])
-        key, value = (x.float().to(query.dtype).repeat_interleave(len(heads) // x.shape[1], 1) for x in (key, value))
+        key, value = (x.to(query.dtype).repeat_interleave(len(heads) // x.shape[1], 1) for x in (key, value))
         scales = [s[heads] if s.ndim == 1 and len(s) > 1 else s[:, heads] if s.ndim == 3 else s for s in scales]
     return QuantisedSteps()(query, key, value, *scales, **options)
