@@ -43,3 +43,5 @@ RIGHT = (
     _made("quantised.in-query-and-output", in_query_and_output, fit=OF_HEADS),
     _made("quantised.in-the-working-dtype", in_the_working_dtype),
 )
+WITHOUT = {"quantised.in-query-and-output": ("quantised.token-scales", "quantised.block-scales", "quantised.grouped")}
+"""Clauses on scales that a style does not take."""
