@@ -55,8 +55,8 @@ def divided_by_the_scale(rows: Tensor, scale: Tensor) -> Tensor:
 
 @breaks_codes(*ALL)
 def scales_of_keys_and_values_exchanged(*given: Any, **options: Any) -> Tensor:
-    *inputs, key_scale, value_scale = given
-    return QuantisedSteps()(*inputs, value_scale, key_scale, **options)
+    query, key, value, of_key, of_value = given
+    return QuantisedSteps()(query, key, value, of_value, of_key, **options)
 
 
 @breaks_codes("quantised.float8", step="numbers", holds=("quantised.int8", "scores.dot-product"))

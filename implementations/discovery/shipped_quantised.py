@@ -50,11 +50,11 @@ def _answers(shipped: Shipped, kind: Codes, extent: ScaledBy) -> bool:
     """Whether a call gives an output of the right shape."""
     problem = build(SMALL.extended(codes=kind, scaled_by=extent), "float32")
     options = {"codes": kind, **{name: problem.extras[name] for name in ("key_scale", "value_scale")}}
-    inputs = [problem.query, problem.key, problem.value]
-    outcomes = [safe_call(lambda: with_scales(shipped, *inputs, options))]
+    outcomes = [safe_call(lambda: with_scales(shipped, problem.query, problem.key, problem.value, options))]
     if torch:
         of_tensors = {n: o if n == "codes" else torch.tensor(o) for n, o in options.items()}
-        outcomes.append(safe_call(lambda: with_scales(shipped, *map(torch.tensor, inputs), of_tensors)))
+        query, key, value = (torch.tensor(rows) for rows in (problem.query, problem.key, problem.value))
+        outcomes.append(safe_call(lambda: with_scales(shipped, query, key, value, of_tensors)))
     return any(getattr(each.value, "shape", ()) == problem.query.shape for each in outcomes)
 
 
