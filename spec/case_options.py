@@ -145,6 +145,28 @@ CASE_OPTIONS = (
         {"split_lengths": ("kv_split_lengths", "chunk_lengths")},
     ),
     CaseOption(
+        Feature.BUCKETED_BIAS,
+        "bucketed_bias",
+        Extension(bucketed_bias=6),
+        {"bucketed_bias": ()},
+        draw=lambda rng, heads, extension: rng.standard_normal((extension.bucketed_bias, heads)),
+    ),
+    CaseOption(
+        Feature.BUCKET_DISTANCE,
+        "max_distance",
+        Extension(bucketed_bias=6, max_distance=5),
+        {"max_distance": ()},
+        presumed=Extension(bucketed_bias=6),
+    ),
+    CaseOption(
+        Feature.BUCKET_DIRECTIONS,
+        "bidirectional",
+        Extension(bucketed_bias=6, bidirectional=False),
+        {"bidirectional": ()},
+        neutral=True,
+        presumed=Extension(bucketed_bias=6),
+    ),
+    CaseOption(
         Feature.SEGMENTS,
         "has_segments",
         Extension(packing=Packing.SEGMENTS),

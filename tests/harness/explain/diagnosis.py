@@ -72,6 +72,7 @@ PROBES = (
     Case(seed=234, causal=True).sized(query_length=3).extended(query_starts=True),
     Case(seed=223).extended(alibi=True),
     Case(seed=224).extended(relative_bias=2),
+    Case(seed=241).extended(bucketed_bias=6, max_distance=5),
     Case(seed=225).extended(sinks=True),
     Case(seed=226, mask=MaskKind.BOOL).extended(zero_attn=True),
     Case(seed=227, mask=MaskKind.BOOL).extended(bias_kv=True),

@@ -148,6 +148,8 @@ SCORED = [
     Case(sizes=FEW, causal=True).extended(alibi=True, query_start=3),
     Case(sizes=FEW, mask=MaskKind.INFINITE, mask_shape=MaskShape.SAMPLE).extended(relative_bias=2),
     Case(sizes=FEW_SQUARE).extended(relative_bias=9),
+    Case(sizes=FEW_SQUARE).extended(bucketed_bias=8, max_distance=5),
+    Case(sizes=FEW).extended(bucketed_bias=5, max_distance=9, bidirectional=False, query_start=9),
 ]
 EXTENDED = [
     Case(sizes=FEW).extended(sinks=True),
