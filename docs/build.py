@@ -14,8 +14,10 @@ from attention_conformance.docs.linking import chapter_page, targets, with_links
 from attention_conformance.implementations.defects import SCORE, catalogue
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.measurements.pages import rendered
+from attention_conformance.tests.report.views.matrix_state import read_state
 
 ROOT = Path(__file__).parents[1]
+JUDGED = ROOT / "implementations" / "packages" / "judged.json"
 FOLDERS = ("assets", "pictures", "examples")
 LABELS = {
     '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="All pages">',
@@ -38,7 +40,7 @@ def page_names() -> dict[PurePosixPath, str]:
 
 
 def generated() -> dict[str, str]:
-    """The pages of the catalogue of defects, and of the result that `make mutation` has stored."""
+    """The pages of the catalogue of defects, and of the results that `make mutation` and the matrix have stored."""
     defects, score = catalogue(), json.loads(SCORE.read_text(encoding="utf-8"))
     chapters = {name: [d for d in defects if d.chapter == name] for name in dict.fromkeys(d.chapter for d in defects)}
     chosen = [clause for clause in score["of clauses"] if clause in score["smallest set"]]
@@ -46,7 +48,20 @@ def generated() -> dict[str, str]:
     return {
         "defects.md": rendered("defects.md", defects=defects, chapters=chapters),
         "mutation.md": rendered("mutation.md", defects=defects, score=score, chosen=by_chapter),
+        "packages.md": _packages(),
     }
+
+
+def _packages() -> str:
+    """The page of the last published state of the matrix."""
+    standings = list(read_state(JUDGED).values())
+    return rendered(
+        "packages.md",
+        standings=standings,
+        packages={each.package for each in standings},
+        conforming=[each for each in standings if each.verdict == "conforms"],
+        failing=[each for each in standings if each.verdict == "fails"],
+    )
 
 
 def assemble(folder: Path) -> None:

@@ -32,6 +32,8 @@ def unusable(case: Case, elements: int = MOST_ELEMENTS) -> str:
         return "case.score_std, case.extension.relative_bias and the lengths of chunks cannot be negative"
     if (dim := case.extension.rotary_dim) is not None and not (dim % 2 == 0 < dim <= case.sizes.d_k):
         return f"case.extension.rotary_dim is {dim}, and has to be even, and 2 to {case.sizes.d_k}, the width of a head"
+    if case.extension.page_size < 0:
+        return f"case.extension.page_size is {case.extension.page_size}, and cannot be negative"
     if case.extension.norm_epsilon is not None and case.extension.norm_epsilon < 0.0:
         return f"case.extension.norm_epsilon is {case.extension.norm_epsilon}, and cannot be negative"
     if wrong := _unusable_buckets(case.extension):

@@ -178,5 +178,11 @@ CASE_OPTIONS = (
         Extension(packing=Packing.LENGTHS),
         {"cu_seqlens_q": (), "cu_seqlens_k": ()},
     ),
+    CaseOption(
+        Feature.PAGED,
+        "page_size",
+        Extension(page_size=3),
+        {"block_table": ("block_tables", "page_table"), "page_size": ()},
+    ),
 )
 """In the order in which their arrays are drawn."""

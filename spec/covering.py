@@ -30,10 +30,13 @@ SIZES = (
 """Different and coprime extents, deliberate coincidences (B = H, Lq = Lk, B = Lq = Lk, extents of 1), and each extent
 once beyond a tile, a vector or a launch, so that every option meets that too."""
 
+APART = ("page_size", "shared_prefix")
+"""Where keys and values lie changes no answer: chapter paged combines that with the other options."""
 _EXAMPLES = {
     f.name: values
     for f in fields(Extension)
-    if not f.name.startswith(("dropout", "evaluation"))
+    if f.name not in APART
+    and not f.name.startswith(("dropout", "evaluation"))
     and len(values := tuple(dict.fromkeys((f.default, *(getattr(o.example, f.name) for o in CASE_OPTIONS))))) > 1
 }
 """The fields of an extension, with their defaults and what the examples of options set."""

@@ -17,7 +17,7 @@ FAR = (2003, 4099)
 def extra_arrays(case: Case) -> dict[str, Array]:
     """`Problem.extras` of a case: logits, slopes, biases and gates that are no round numbers, and whole numbers."""
     heads, arrays = case.sizes.num_heads, _documents(case) | _position_ids(case) | _starts(case) | _splits(case)
-    arrays |= _gains(case) | _gate_logits(case)
+    arrays |= _gains(case) | _gate_logits(case) | _pages(case)
     arrays |= _tables(case, arrays)
     rng = np.random.default_rng([case.seed, heads, 1])
     for option in CASE_OPTIONS:
@@ -159,3 +159,23 @@ def _splits(case: Case) -> dict[str, Array]:
     if kind is KeySplits.EMPTY:
         lengths = np.insert(lengths, np.arange(len(lengths) + 1), 0)
     return {"split_lengths": lengths.astype(np.int64)}
+
+
+def shared_keys(case: Case) -> int:
+    """How many first keys all samples have in common: those of whole pages that every sample fills."""
+    if not case.extension.shared_prefix or not case.extension.page_size:
+        return 0
+    shortest = int(real_keys(case).sum(-1).min(initial=case.sizes.key_length))
+    return shortest // case.extension.page_size * case.extension.page_size
+
+
+def _pages(case: Case) -> dict[str, Array]:
+    """(B, pages): as many as all keys need, in any order; two pages or more are named nowhere."""
+    size, s = case.extension.page_size, case.sizes
+    if not size:
+        return {}
+    pages = -(-s.key_length // size)
+    numbers = np.random.default_rng([case.seed, s.key_length, size]).permutation(s.batch * pages + 2)
+    table = numbers[: s.batch * pages].reshape(s.batch, pages)
+    table[:, : shared_keys(case) // size] = table[:1, : shared_keys(case) // size]
+    return {"block_table": table.astype(np.int64)}

@@ -122,6 +122,8 @@ class Feature(StrEnum):
     """Several documents in one sequence, separated by segment ids."""
     CUMULATIVE_LENGTHS = "cumulative-lengths"
     """Several documents in one sequence, separated by their lengths."""
+    PAGED = "paged"
+    """Takes keys and values in pages of a shared pool, and a table of the pages of each sample."""
     QK_NORM = "qk-norm"
     """Queries and keys are divided by their size before they are multiplied, and have a learned gain."""
     NORM_EPSILON = "norm-epsilon"
@@ -286,6 +288,8 @@ class Extension:
         output_gates: for what logits are given, whose sigmoid multiplies the output.
         key_splits: in which splits the keys are answered; the answer does not depend on them.
         packing: how documents are separated.
+        page_size: keys and values lie in pages of so many tokens; 0: they are contiguous.
+        shared_prefix: the samples share the pages of their first keys, as far as all of them fill these.
         dropout: the probability with which a weight is dropped.
         dropout_seed: seeds the generator that chooses which; negative: the generator is used as it is. If it is not 0,
             the probability is given even if that is 0.
@@ -318,6 +322,8 @@ class Extension:
     output_gates: OutputGates = OutputGates.NONE
     key_splits: KeySplits = KeySplits.NONE
     packing: Packing = Packing.NONE
+    page_size: int = 0
+    shared_prefix: bool = False
     dropout: float = 0.0
     dropout_seed: int = 0
     evaluation: bool = False

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.spec.cases import Case, Embedding, Layout, ModuleForm, Poison, Scores, Sharing, Values
-from attention_conformance.spec.extra_inputs import extra_arrays, extra_parameters
+from attention_conformance.spec.extra_inputs import extra_arrays, extra_parameters, shared_keys
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.masks import attention_mask, padding_mask, valid_lengths, visible
 from attention_conformance.spec.problem import DTYPES, Array, Problem
@@ -124,8 +124,8 @@ def _heads(
     query, key = _scored(case, rng, query, key, unseen, narrow)
     if case.poison is not Poison.NONE:
         key[unseen], value[unseen] = _poison(case, narrow)
-    if case.layout is Layout.BROADCAST:
-        key[:], value[:] = key[:1], value[:1]
+    shared = s.key_length if case.layout is Layout.BROADCAST else shared_keys(case)
+    key[:, :, :shared], value[:, :, :shared] = key[:1, :, :shared], value[:1, :, :shared]
     return query, key, value
 
 

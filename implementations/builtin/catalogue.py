@@ -7,6 +7,8 @@ from attention_conformance.implementations.builtin.compositions import COMPOSITI
 from attention_conformance.implementations.builtin.flex import COMPILED, EAGER, missing
 from attention_conformance.implementations.builtin.inhouse import INHOUSE
 from attention_conformance.implementations.builtin.inhouse.cached import CACHED
+from attention_conformance.implementations.builtin.inhouse.paged import IN_NUMPY as PAGED_NUMPY
+from attention_conformance.implementations.builtin.inhouse.paged import IN_TORCH as PAGED_TORCH
 from attention_conformance.implementations.builtin.inhouse.positions import POSITIONS
 from attention_conformance.implementations.builtin.inhouse.ring_entries import RING_2, RING_4
 from attention_conformance.implementations.builtin.mha import MHA_INDUCTOR, TORCH_MODULES
@@ -24,6 +26,7 @@ BUILTIN: tuple[Implementation, ...] = (
     *INHOUSE,
     *POSITIONS,
     *CACHED,
+    PAGED_NUMPY,
     RING_2,
 )
 TRITON = () if no_triton() else (triton_entry(),)
@@ -33,7 +36,7 @@ ON_REQUEST: tuple[Implementation, ...] = (
     *TRITON,
 )
 """Costly ones, that take part where --implementation names them in full."""
-NAMED = COMPOSITIONS
+NAMED: tuple[Implementation, ...] = (*COMPOSITIONS, PAGED_TORCH)
 """Plain ones to compare with, that take part where --implementation names them in full."""
 ABSENT: Mapping[str, str] = {
     name: why

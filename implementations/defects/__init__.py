@@ -49,6 +49,7 @@ MODULES = (
     "transforms",
     "conventions",
     "merge",
+    "paged",
     "published",
     "rare",
 )

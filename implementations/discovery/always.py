@@ -73,7 +73,8 @@ def _implying(check: ClaimCheck) -> ClaimCheck:
 def _causal_with_others(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck, list[str]]:
     """Which corner it starts from, and whether masks leave it in force."""
     conventions = replace(check.claims.conventions, causal_with_mask=CausalWithMask.INTERSECT)
-    if Feature.CROSS in check.claims and _reach(check, LONGER) == FARTHER:
+    documented = conventions.causal_alignment is not Alignment.TOP_LEFT
+    if not documented and Feature.CROSS in check.claims and _reach(check, LONGER) == FARTHER:
         conventions = replace(conventions, causal_alignment=Alignment.BOTTOM_RIGHT)
         notes = [*notes, f"its causal mask starts {Alignment.BOTTOM_RIGHT}"]
     check = replace(check, claims=replace(check.claims, conventions=conventions))

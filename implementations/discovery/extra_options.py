@@ -42,6 +42,9 @@ def extra_arrays(option: CaseOption, heads: int, keys: int, width: int) -> Mappi
         return {"query_segments": ids, "key_segments": ids.copy()}
     if option.feature is Feature.CUMULATIVE_LENGTHS:
         return {name: np.array([3, keys - 3]) for name in ("query_lengths", "key_lengths")}
+    if option.feature is Feature.PAGED:
+        pages = -(-keys // option.example.page_size)
+        return {"block_table": np.random.default_rng(8).permutation(2 * pages).reshape(2, pages)}
     if option.feature is Feature.QUERY_STARTS:
         return {"query_starts": np.array([2, 1])}
     if option.feature is Feature.POSITION_IDS:

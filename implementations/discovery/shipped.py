@@ -8,7 +8,7 @@ others.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -67,6 +67,7 @@ class Interface:
         either_order: whether functions with these names exist in (B, H, L, d), too, so that a call has to decide.
         exact: whether a function with other parameters, too, is none of it.
         suits: whether a function with these names is of it, where that takes a call; None: all are.
+        spellings: names that functions have for more of the suite's options, the first that one has is its own.
         start: what feeds a sequence through its cache piece by piece, see `Cached`; None where it has none.
     """
 
@@ -80,7 +81,13 @@ class Interface:
     either_order: bool = False
     exact: bool = False
     suits: Callable[[Callable[..., Any]], bool] | None = None
+    spellings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     start: Callable[[Shipped], Callable[[Any], Any]] | None = None
+
+    def own(self, names: Set[str]) -> dict[str, str]:
+        """The names of a function with these parameters for the suite's options."""
+        spelled = {o: next((name for name in each if name in names), "") for o, each in self.spellings.items()}
+        return {o: name for o, name in {**self.options, **spelled}.items() if name in names}
 
 
 @dataclass(frozen=True)
@@ -133,10 +140,9 @@ def as_shipped(function: Callable[..., Any], interfaces: Iterable[Interface]) ->
     for interface in interfaces:
         named = interface.named == names if interface.exact else interface.named <= names
         if named and (interface.suits is None or interface.suits(function)):
-            own = {option: name for option, name in interface.options.items() if name in names}
             if interface.either_order and _heads_first(function):
                 return None
-            return ShippedCall(interface, Shipped(function, names, own))
+            return ShippedCall(interface, Shipped(function, names, interface.own(names)))
     return None
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_conformance.implementations.adapters.paging import OPTIONS as OPTIONS_OF_PAGES
+from attention_conformance.implementations.adapters.paging import in_pages, lengths_of_samples
 from attention_conformance.implementations.discovery.shipped import (
     Interface,
     Shipped,
@@ -29,6 +31,7 @@ OPTIONS = {
 }
 SETTINGS = {"causal-alignment": "bottom-right", "empty-row": "zeros"}
 """The last query stands at the last key; rows without keys get zeros."""
+PAGES = {"valid_lens": "cache_seqlens", "block_table": "block_table", "page_size": "block_table"}
 DOCUMENTS = {"cu_seqlens_q": "cu_seqlens_q", "cu_seqlens_k": "cu_seqlens_k"}
 ROOM = 8
 """Positions that a cache begins with where it grows; they are doubled when they are full."""
@@ -38,6 +41,20 @@ def batched(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options
     """(B, L, H, d) each."""
     output, extras = called_tokens_first(shipped, (query, key, value), _keywords(shipped, options))
     return joined(output, *extras[:1])
+
+
+def cached(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+    """(B, Lq, H, d), and a cache (B, Lk, H, d), or pages of one (pages, page_size, H, d), with lengths of samples."""
+    keywords = _keywords(shipped, {name: given for name, given in options.items() if name not in OPTIONS_OF_PAGES})
+    if not OPTIONS_OF_PAGES & options.keys():
+        output, extras = called_tokens_first(shipped, (query, key, value), keywords)
+        return joined(output, *extras[:1])
+    pages = in_pages(key, value, options)
+    table = {"block_table": pages.table} if "block_table" in options else {}
+    pools = (pages.key, pages.value) if table else (tokens_first(key), tokens_first(value))
+    answer = shipped.function(tokens_first(query), *pools, cache_seqlens=pages.lengths, **table, **keywords)
+    output, extras = first(answer)
+    return joined(output.swapaxes(1, 2), *extras[:1])
 
 
 def kv_packed(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
@@ -120,9 +137,10 @@ FLASH = (
     Interface(
         "flash_attn_with_kvcache",
         frozenset({"q", "k_cache", "v_cache", "cache_seqlens", "softmax_scale", "causal"}),
-        batched,  # keys and values are a cache that is full, and there are no new ones
-        OPTIONS,
-        SETTINGS,
+        cached,  # keys and values are a cache, and there are no new ones
+        OPTIONS | PAGES,
+        SETTINGS | {"causal-alignment": "bottom-right-real"},
+        fit=lengths_of_samples,
         start=feeding,
     ),
     Interface(

@@ -259,6 +259,7 @@ MATRIX_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--dtype": {"action": "append", "default": [], "metavar": "NAME", "help": "as for check"},
     "--environments": {"metavar": "DIR", "type": Path, "help": "keep environments there (default: in ~/.cache)"},
     "--constraint": {"metavar": "FILE", "type": Path, "help": "versions for the installer, as pip takes them"},
+    "--since": {"metavar": "FILE", "type": Path, "help": "print what changed since this matrix.json was written"},
 }
 TARGETS = {**TARGET, "nargs": "*", "help": f"{TARGET['help']}; without any, the built-in ones"}
 CHECK_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {

@@ -26,10 +26,10 @@ from attention_conformance.tests.cli.matrix_packages import Package, PackageErro
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.report.diff import compared, run_of
 from attention_conformance.tests.report.views.matrix_pages import Entry, write
+from attention_conformance.tests.report.views.matrix_state import FILE, NOT_JUDGED, changes, read_state, write_state
 
 CACHE = Path.home() / ".cache" / "attention-conformance" / "environments"
 STATE, TABLE = "state.json", "matrix.md"
-NOT_JUDGED = "not judged"
 LIMIT = 1800.0
 """Seconds for one implementation."""
 
@@ -74,6 +74,8 @@ def matrix(given: Namespace) -> int:
         rows = [row for several in pool.map(partial(_judged, given=given), chosen) for row in several]
     print("\n".join(table(rows)))
     _publish(rows, given.report)
+    if given.since:
+        print("\n".join(["", *(changes(read_state(given.since), read_state(given.report / FILE)))]))
     if any(row.verdict == NOT_JUDGED for row in rows):
         return ExitStatus.INTERRUPTED
     return ExitStatus.FAILS if any(row.worse for row in rows) else ExitStatus.CONFORMS
@@ -95,7 +97,9 @@ def _publish(rows: Sequence[Row], report: Path) -> None:
     others = [_read(each, name, report) for each, name in absent if (report / f"{each.name}.{name}" / STATE).is_file()]
     known = sorted([*rows, *others], key=lambda row: row.folder)
     (report / TABLE).write_text("\n".join(table(known)) + "\n", encoding="utf-8")
-    write([_entry(row, report) for row in known], report)
+    entries = [_entry(row, report) for row in known]
+    write(entries, report)
+    write_state(entries, report)
 
 
 def _entry(row: Row, report: Path) -> Entry:

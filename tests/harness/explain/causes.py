@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,10 +23,17 @@ from attention_conformance.tests.harness.explain.observation import Observation
 if TYPE_CHECKING:
     from attention_conformance.tests.harness.explain.edits import Edit
 
-VALID = Feature.VALID_LENS
+OPTIONS: Mapping[Feature, Callable[[Problem], bool]] = {
+    Feature.VALID_LENS: lambda problem: problem.valid_lens is not None,
+    Feature.KEY_PADDING: lambda problem: problem.key_padding_mask is not None,
+    Feature.BOOL_MASK: lambda problem: problem.attn_mask is not None and problem.attn_mask.dtype.kind == "b",
+    Feature.FLOAT_MASK: lambda problem: problem.attn_mask is not None and problem.attn_mask.dtype.kind != "b",
+    Feature.CAUSAL: lambda problem: problem.causal,
+}
+"""Features that a defect may lack, and how a problem shows that it has them."""
 BIASES = ("alibi", "relative_bias", "bucketed_bias")
 POSITIONED = ("rotary_base", "rotary_dim", "rotary_tables", "position_ids", "query_start", "query_starts")
-OPTIONS = ("softcap", *BIASES, "sinks", *POSITIONED, "qk_norm", "head_gates", "output_gates")
+IGNORED = ("softcap", *BIASES, "sinks", *POSITIONED, "qk_norm", "head_gates", "output_gates")
 DIGITS = 1e-6
 """How well a factor that is measured on one case has to agree between its elements, relative to itself, in float64."""
 
@@ -54,8 +61,9 @@ class Hypothesis:
     edit: Edit | None = None
 
     def applies_to(self, problem: Problem) -> bool:
-        """Whether it gets the whole problem: most functions get no valid lengths."""
-        return problem.valid_lens is None or self.defect is None or VALID in self.defect.implementation.claims
+        """Whether it gets the whole problem: what a defect does not claim it may leave aside without mistake."""
+        claimed = None if self.defect is None else self.defect.implementation.claims
+        return claimed is None or all(each in claimed for each, given in OPTIONS.items() if given(problem))
 
 
 def answering(conventions: Conventions) -> Callable[[Problem], Result]:
@@ -81,7 +89,7 @@ def causes(claimed: Conventions) -> Iterator[Hypothesis]:
     yield changed("mask ignored", "Apply the attention mask.", lambda p: p.but(attn_mask=None))
     without_padding: Callable[[Problem], Problem] = lambda p: p.but(key_padding_mask=None, valid_lens=None)  # noqa: E731
     yield changed("padding ignored", "Apply the padding mask.", without_padding)
-    for option in OPTIONS:
+    for option in IGNORED:
         yield changed(f"{option} ignored", f"Apply {option}.", lambda p, option=option: _without(p, option))  # type: ignore[misc]
     window: Callable[[Problem], Problem] = lambda p: _without(p, "window_left", "window_right")  # noqa: E731
     yield changed("window ignored", "Apply the window.", window)

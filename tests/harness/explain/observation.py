@@ -131,11 +131,16 @@ class Observation:
         if self.got is None or other is None:
             return 0.0 if self.got is other and self.raised == raised else math.inf
         farthest = 0.0
-        for part in self.parts:  # the output first, so that gradients are compared only where it is the same
+        for part in self._comparable(other):  # the output first: gradients count only where it is the same
             farthest = max(farthest, self._distance(part, self.got, other))
             if farthest > 1.0:
                 break
         return farthest
+
+    def _comparable(self, other: Result) -> tuple[str, ...]:
+        """The parts that are compared: of a wrong output nothing else where the other answer has no gradients."""
+        alone = not other.gradients and self.errors.get("output", 0.0) > 1.0
+        return tuple(part for part in self.parts if not (alone and part.startswith("gradients.")))
 
     def _distance(self, part: str, got: Result, other: Result) -> float:
         own, theirs = part_of(got, part), part_of(other, part)

@@ -64,7 +64,7 @@ def record_diagnoses(
     adapter_mistakes: Mapping[str, tuple[str, ...]] | None = None,
     diagnosed: tuple[list[FailingCheck], list[str], Diagnosis] | None = None,
 ) -> dict[str, tuple[str, ...]]:
-    """Records what explains the failures of each implementation: mistakes of its adapter, and a known defect.
+    """Records what explains the failures of each implementation: mistakes of its adapter, or a known defect.
 
     Returns:
         The clauses that the named defect breaks, by implementation: their failures show it most plainly.
@@ -74,9 +74,13 @@ def record_diagnoses(
         own = [v for v in recorder.verdicts if v.implementation == implementation.name]
         dtypes = list(dict.fromkeys(v.dtype for v in own))
         checks = failing_checks(own)
-        known = diagnosed is not None and diagnosed[:2] == (checks, dtypes)  # of the only candidate
-        diagnosis = diagnosed[2] if diagnosed and known else diagnose(implementation, checks, device, dtypes)
         mistakes = (adapter_mistakes or {}).get(implementation.name, ())
+        if mistakes:  # where the form of the inputs is wrong, a name that fits the answers does so by chance
+            diagnosis = None
+        elif diagnosed is not None and diagnosed[:2] == (checks, dtypes):  # of the only candidate
+            diagnosis = diagnosed[2]
+        else:
+            diagnosis = diagnose(implementation, checks, device, dtypes)
         lost = [v.failure.message for v in own if v.failure is not None and v.failure.kind in LOSSES]
         if texts := [*lost[:1], *mistakes, *([str(diagnosis)] if diagnosis else [])]:
             recorder.add(DiagnosisRecord(implementation.name, "; ".join(texts)))

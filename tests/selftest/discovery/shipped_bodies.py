@@ -188,13 +188,14 @@ def flash(sequence: Sequence) -> dict[str, Function]:
         options: dict[str, Any] = {"causal": causal, "scale": softmax_scale, "window": window_size, "softcap": softcap}
         answers = []
         for b in range(len(q)):
-            held = k_cache.shape[1] if cache_seqlens is None else int(cache_seqlens[b])
+            room = slice(b, b + 1) if block_table is None else block_table[b].long()
+            held = k_cache[room].flatten(0, 1).shape[0] if cache_seqlens is None else int(cache_seqlens[b])
             if k is not None and v is not None:
                 k_cache[b, held : held + k.shape[1]], v_cache[b, held : held + k.shape[1]] = k[b], v[b]
                 held += k.shape[1]
             held -= int(sequence.wrong == "cache" and held > 3)
             assert k_cache.shape[:3] == v_cache.shape[:3]
-            rows = k_cache[b, :held], v_cache[b, :held]
+            rows = (cache[room].flatten(0, 1)[:held] for cache in (k_cache, v_cache))
             answers.append(sequence(q[b].detach(), *(x.detach() for x in rows), **options, slopes=alibi_slopes))
         outputs, logs = zip(*answers, strict=True)
         return (torch.stack(outputs), torch.stack(logs)) if return_softmax_lse else torch.stack(outputs)

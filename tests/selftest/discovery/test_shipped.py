@@ -31,7 +31,8 @@ PROMISED = {
     "flash_attn_kvpacked_func": OF_FLASH | {Feature.CROSS, Feature.GROUPED},
     "flash_attn_qkvpacked_func": OF_FLASH,
     "flash_attn_varlen_func": OF_FLASH | {Feature.CROSS, Feature.GROUPED, Feature.CUMULATIVE_LENGTHS},
-    "flash_attn_with_kvcache": OF_SCORES | {Feature.ALIBI, Feature.GROUPED, Feature.CACHE, Feature.STATIC_CACHE},
+    "flash_attn_with_kvcache": OF_SCORES
+    | {Feature.ALIBI, Feature.GROUPED, Feature.CACHE, Feature.STATIC_CACHE, Feature.PAGED, Feature.VALID_LENS},
     "single_prefill_with_kv_cache": OF_SCORES | {Feature.ROTARY, Feature.GROUPED, Feature.BOOL_MASK},
     "single_decode_with_kv_cache": OF_SCORES - {Feature.CAUSAL} | {Feature.ROTARY, Feature.GROUPED},
     "memory_efficient_attention": {Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.SCALE, Feature.DROPOUT},
@@ -49,6 +50,7 @@ WRONG = (
     ("flash_attn_varlen_func", "slopes", "positions.alibi"),
     ("flash_attn_with_kvcache", "cache", "cache.decode"),
     ("flash_attn_with_kvcache", "window", "window.extent"),
+    ("flash_attn_with_kvcache", "cache", "paged.lengths"),
     ("single_prefill_with_kv_cache", "mask", "masks.bool"),
     ("single_prefill_with_kv_cache", "rotary", "shapes.combinations"),
     ("single_decode_with_kv_cache", "log", "softmax.log-sum-exp"),
@@ -57,6 +59,7 @@ WRONG = (
     ("attention", "causal", "causal.square"),
 )
 CHEAP = ("scores.*", "masks.*", "causal.*", "window.extent", "softcap.formula", "grouped.*", "returned.base", "cache.*")
+IN_PAGES = ("paged.lengths", "paged.append")
 
 
 @cache
@@ -81,7 +84,7 @@ def test_what_the_signature_promises_is_claimed_and_holds(name: str) -> None:
     made = presented(name)
     assert PROMISED[name] <= made.claims.features
     assert "called as" in made.about
-    assert not failing(made, CHEAP, "float32")
+    assert not failing(made, CHEAP + IN_PAGES, "float32")
 
 
 @pytest.mark.parametrize(("name", "wrong", "clause"), WRONG)

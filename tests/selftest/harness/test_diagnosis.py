@@ -14,6 +14,7 @@ from attention_conformance.implementations.builtin.stepwise.steps import OP_FEAT
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.cases import Case, MaskKind, Pattern
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.tests.harness.explain import diagnosis as diagnosing
 from attention_conformance.tests.harness.explain.diagnosis import (
     Diagnosis,
     FailingCheck,
@@ -230,3 +231,36 @@ def test_roundings_to_a_narrower_dtype_are_seen() -> None:
     diagnosis = diagnose(implementation, [FailingCheck("scores.dot-product", Case(), "float32", "output")])
     assert diagnosis is not None
     assert diagnosis.name == "computed in bfloat16"
+
+
+class LosesTheLastKey(torch.autograd.Function):
+    """A softmax whose backward pass leaves the last of many keys out of a sum."""
+
+    @staticmethod
+    def forward(context: Any, scores: Tensor) -> Tensor:
+        weights = scores.softmax(-1)
+        context.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        (weights,) = context.saved_tensors
+        parts = weights * gradients[0]
+        total = parts[..., : -1 if parts.shape[-1] > 8 else None].sum(-1, keepdim=True)
+        return torch.sub(parts, weights * total)
+
+
+def test_a_small_error_that_most_cases_do_not_have_is_no_rounding_of_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, nothing in (("explanation", None), ("narrower", ""), ("conditions", []), ("sizes", [])):
+        monkeypatch.setattr(diagnosing, name, lambda *_, of=nothing: of)
+
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights: Tensor = LosesTheLastKey.apply(query @ key.mT / query.shape[-1] ** 0.5)  # type: ignore[no-untyped-call]
+        return weights @ value
+
+    implementation = Implementation("candidate", Claims(Scope.OP, CORE | {Feature.GRADIENTS}), torch_op(attention))
+    many = Case(seed=1).sized(batch=1, num_heads=1, query_length=1, key_length=300)
+    check = FailingCheck("shapes.large", many, "float32", "gradients.query")
+    diagnosis = diagnose(implementation, [check], dtypes=("float32",))
+    assert diagnosis is not None
+    assert not diagnosis.name.startswith("product-precision")

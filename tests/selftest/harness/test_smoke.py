@@ -184,3 +184,4 @@ def test_a_run_names_the_mistake_before_the_first_verdict_and_in_its_diagnosis(
     lines = [line for line in result.outlines if "adapter: the boolean mask is read the other way round" in line]
     assert lines[0].startswith("attention: adapter: ")
     assert lines[1].startswith("  diagnosis  adapter: ")
+    assert not any("matches" in line or "fails as" in line for line in result.outlines)

@@ -12,10 +12,11 @@ from attention_conformance.tests.cli import matrix_command
 from attention_conformance.tests.cli.matrix_command import STATE, TABLE, matrix
 from attention_conformance.tests.cli.matrix_packages import FOLDER, Package, PackageError, environment, packages
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.report.views.matrix_state import FILE, Standing, changes, read_state
 from attention_conformance.tests.selftest.package.test_house import NAME, imports
 
-CALLED = {"paddle"}
-"""Modules whose distribution has another name: paddlepaddle."""
+CALLED = {"paddle", "haiku"}
+"""Modules whose distribution has another name: paddlepaddle, dm-haiku."""
 
 METADATA = """# /// script
 # requires-python = ">=3.11"
@@ -56,6 +57,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
         tier="quick",
         environments=tmp_path,
         constraint=None,
+        since=None,
     )
 
 
@@ -75,12 +77,30 @@ def test_what_changed_is_judged_again_and_compared(given: Namespace, capsys: pyt
     assert state.stat().st_mtime_ns == first
     file = given.report.parent / "packages" / "mine.py"
     file.write_text(file.read_text().replace("** 0.0", "** 0.1"))
+    given.since = given.report.parent / FILE
+    given.since.write_bytes((given.report / FILE).read_bytes())
     assert matrix(given) == ExitStatus.FAILS
     shown = capsys.readouterr().out
     assert "| plain | mine | fails | " in shown
     assert "clauses.html#clause:scores.dot-product" in (given.report / "index.html").read_text()
     assert "worse than before: scores.dot-product" in shown
+    assert "\nnumpy.plain of numpy==2.4.6: fails; before: conforms\n" in shown
+    assert "\nnumpy.plain of numpy==2.4.6: fails now: scores." in shown
+    assert read_state(given.report / FILE)["mine.plain"].answers == {"default-scale": "one"}
     assert json.loads(state.read_text())["installed"] == ["numpy==2.4.6"]
+
+
+def test_changes_name_what_came_went_and_was_updated() -> None:
+    old = Standing("keras.sdpa", "keras==3.15.0", "fails", failing=("grouped.order",))
+    new = Standing("keras.sdpa", "keras==3.15.1", "conforms", answers={"empty-row-bool": "uniform"})
+    assert list(changes({"k": old, "gone": old}, {"k": new, "new": new})) == [
+        "keras.sdpa of keras==3.15.0 is gone",
+        "keras.sdpa: keras==3.15.0 was judged before, keras==3.15.1 now",
+        "keras.sdpa of keras==3.15.1: conforms; before: fails",
+        "keras.sdpa of keras==3.15.1: does not fail any more: grouped.order",
+        "keras.sdpa of keras==3.15.1 claims other answers where the field disagrees",
+        "keras.sdpa of keras==3.15.1 is new: conforms",
+    ]
 
 
 def test_a_package_that_cannot_be_installed_is_one_row(

@@ -1,0 +1,108 @@
+"""Pages: keys and values as servers store them, in a pool of pages that a table of each sample names."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.spec.cases import Case, Padding
+from attention_conformance.spec.optional import optional
+
+torch = optional("torch")
+
+OPTIONS = frozenset({"block_table", "page_size", "valid_lens"})
+"""Options that say where keys and values lie, and how many there are."""
+
+
+def lengths_of_samples(case: Case) -> Case:
+    """The fit of what takes a length for each sample, and none for each query."""
+    return case if case.padding is not Padding.QUERY_LENGTHS else replace(case, padding=Padding.LENGTHS)
+
+
+@dataclass(frozen=True, eq=False)
+class Pages:
+    """The keys and values of all samples, of the kind of the arrays that they were made of.
+
+    Attributes:
+        key, value: (pages, page_size, Hk, d), contiguous.
+        table: (B, pages of a sample) int32: the numbers of its pages, in the order of its keys.
+        lengths: (B,) int32: how many keys each sample has.
+    """
+
+    key: Any
+    value: Any
+    table: Any
+    lengths: Any
+
+
+def in_pages(key: Any, value: Any, options: Mapping[str, Any]) -> Pages:
+    """The keys and values (B, Hk, Lk, d), of which the first `valid_lens` count, in the pages that `block_table` names.
+
+    Behind them lie the others of the sample; all other places, pages that no table names among them, hold what another
+    sequence has left there: the last token of the last sample, negated. Without a table each sample has one page,
+    which it fills.
+
+    Raises:
+        ValueError: key and value do not fit together.
+    """
+    if tuple(key.shape[:3]) != tuple(value.shape[:3]):
+        raise ValueError(f"key and value need one batch, length and number of heads: got {key.shape} and {value.shape}")
+    batch, length = key.shape[0], key.shape[2]
+    size = int(options.get("page_size") or max(1, length))
+    given, lengths = options.get("block_table"), options.get("valid_lens")
+    own = np.arange(batch * -(-length // size)).reshape(batch, -(-length // size))
+    table = own if given is None else np.array(given.tolist(), np.int64).reshape(batch, -1)
+    counts = np.full(batch, length) if lengths is None else np.array(lengths.tolist(), np.int64)
+    of_kind = _integers_like(key)
+    return Pages(_pool(key, table, size), _pool(value, table, size), of_kind(table), of_kind(counts))
+
+
+def _pool(rows: Any, table: Any, size: int) -> Any:
+    """(pages, size, Hk, d): one page more than the table names."""
+    batch, heads, length, width = rows.shape
+    count, pages = table.shape[1], int(table.max(initial=-1)) + 2
+    if not rows.size if isinstance(rows, np.ndarray) else not rows.numel():
+        return _empty(rows, (pages, size, heads, width))
+    left = -rows[-1:, :, -1:]
+    pool, padded = _empty(rows, (pages, size, heads, width)), _empty(rows, (batch, heads, count * size, width))
+    pool[...] = left.swapaxes(1, 2)
+    padded[...] = left
+    padded[:, :, :length] = rows
+    in_parts = padded.reshape(batch, heads, count, size, width).swapaxes(1, 2).swapaxes(2, 3)
+    pool[table.reshape(-1)] = in_parts.reshape(-1, size, heads, width)
+    return pool
+
+
+def _empty(rows: Any, shape: tuple[int, ...]) -> Any:
+    """Zeros of the kind of the rows."""
+    return rows.new_zeros(shape) if torch and isinstance(rows, torch.Tensor) else np.zeros(shape, rows.dtype)
+
+
+def _integers_like(rows: Any) -> Callable[[Any], Any]:
+    """Makes int32 of an array, on the device of the rows where these are a tensor."""
+    if torch and isinstance(rows, torch.Tensor):
+        return lambda array: torch.from_numpy(array.astype(np.int32)).to(rows.device)
+    return lambda array: array.astype(np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class PagedCall:
+    """A function of pages as one of query, key and value (B, H, L, d).
+
+    Attributes:
+        function: called as function(query, key_cache, value_cache, block_table, context_lens, **options) with the query
+            (B, Lq, H, d_k); gives (B, Lq, H, d_v).
+    """
+
+    function: Callable[..., Any]
+
+    def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
+        """(B, H, Lq, d_v)."""
+        if query.shape[0] != key.shape[0]:
+            raise ValueError(f"{query.shape[0]} samples of query, and {key.shape[0]} of key and value")
+        pages = in_pages(key, value, options)
+        others = {name: o for name, o in options.items() if name not in OPTIONS and name != "enable_gqa"}
+        rows = query.swapaxes(1, 2)
+        output = self.function(rows, pages.key, pages.value, pages.table, pages.lengths, **others)
+        return output.swapaxes(1, 2)

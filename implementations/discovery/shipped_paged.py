@@ -1,0 +1,107 @@
+"""Functions of keys and values in pages, as servers have them."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+from attention_conformance.implementations.adapters.paging import OPTIONS, PagedCall, in_pages, lengths_of_samples
+from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.discovery.shipped import Interface, Shipped, first
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Feature
+
+TABLES = ("block_table", "block_tables", "page_table")
+LENGTHS = ("context_lens", "seq_lens", "cache_seqlens", "kv_lens")
+LACKS = frozenset({Feature.GRADIENTS, Feature.MASK_GRADIENT, Feature.LOG_SUM_EXP})
+AT_THE_END = {"causal-alignment": "bottom-right-real", "empty-row": "zeros"}
+"""The last query stands at the last key of its sample."""
+SCORED = {
+    "is_causal": ("is_causal", "causal"),
+    "scale": ("scale", "softmax_scale", "sm_scale"),
+    "window_size": ("window_size",),
+    "softcap": ("softcap", "soft_cap", "logits_soft_cap"),
+}
+"""Options, and the names that functions have for them."""
+
+
+def of_samples(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    """Queries (B, Lq, H, d), pools (pages, page_size, Hk, d), a table and lengths."""
+    table, lengths = (shipped.own[name] for name in ("block_table", "valid_lens"))
+
+    def called(query: Any, key: Any, value: Any, pages: Any, counts: Any, **others: Any) -> Any:
+        given = {name: others[name] for name in others if name not in OPTIONS}
+        keywords = shipped.keywords(given) | {table: pages, lengths: counts}
+        return first(shipped.function(query, key, value, **keywords))[0]
+
+    return PagedCall(called)(query, key, value, **options)
+
+
+def of_all_tokens(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    """Queries (B * Lq, H, d), one sample after another, and lists of the lengths of queries and keys."""
+    pages = in_pages(key, value, options)
+    batch, _, queries, width = query.shape
+    keywords = {name: given for name, given in options.items() if name not in OPTIONS}
+    keywords = shipped.keywords({"scale": width**-0.5} | keywords)
+    lengths = {"query_lens": [queries] * batch, "kv_lens": [int(count) for count in pages.lengths]}
+    rows = query.swapaxes(1, 2).reshape(batch * queries, -1, width)
+    given = {"query": rows, "key_cache": pages.key, "value_cache": pages.value, "block_tables": pages.table}
+    output = first(shipped.function(**given, **lengths, **keywords))[0]
+    return output.reshape(batch, queries, *output.shape[1:]).swapaxes(1, 2)
+
+
+def decoded(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    """Queries (B, H, d), one for each sample, and pools (Hk, pages, page_size, d)."""
+    pages = in_pages(key, value, options)
+    keywords = shipped.keywords({name: given for name, given in options.items() if name not in OPTIONS})
+    if "pages_per_compute_block" in shipped.names:
+        keywords["pages_per_compute_block"] = 1
+    pools = (pool.swapaxes(1, 2).swapaxes(0, 1) for pool in (pages.key, pages.value))
+    output = first(shipped.function(query[:, :, 0], *pools, pages.lengths, pages.table, **keywords))[0]
+    return output[:, :, None]
+
+
+def one_query(case: Case) -> Case | Unsupported:
+    """The fit of a decoder's step, whose query sees all keys of its sample."""
+    fitted = lengths_of_samples(case).sized(query_length=1)
+    return Unsupported("its query stands at the last key") if fitted.causal else fitted
+
+
+def _names(table: str, lengths: str) -> dict[str, str]:
+    return {"block_table": table, "page_size": table, "valid_lens": lengths}
+
+
+PAGED = (
+    Interface(
+        "ref_paged_attn of vLLM",
+        frozenset({"query", "key_cache", "value_cache", "query_lens", "kv_lens", "block_tables", "scale"}),
+        of_all_tokens,
+        {"scale": "scale", "softcap": "soft_cap", **_names("block_tables", "kv_lens")},
+        AT_THE_END | {"softmax-precision": "float32"},
+        fit=lengths_of_samples,
+        lacks=LACKS,
+    ),
+    Interface(
+        "jax.experimental.pallas.ops.tpu.paged_attention",
+        frozenset({"q", "k_pages", "v_pages", "lengths", "page_indices"}),
+        decoded,
+        {"softcap": "attn_logits_soft_cap", **_names("page_indices", "lengths")},
+        {"default-scale": "one"},
+        fit=one_query,
+        lacks=LACKS | {Feature.CAUSAL},
+    ),
+    *(
+        Interface(
+            "paged_attention",
+            frozenset({"query", "key_cache", "value_cache", table, lengths}),
+            of_samples,
+            _names(table, lengths),
+            AT_THE_END,
+            fit=lengths_of_samples,
+            lacks=LACKS,
+            spellings=SCORED,
+        )
+        for table, lengths in product(TABLES, LENGTHS)
+    ),
+)
+"""Those with more parameters first."""

@@ -1,0 +1,39 @@
+"""For functions of JAX arrays with the length before the heads, and with boolean masks and biases apart."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from attention_conformance import PLAIN_FEATURES, Case, Claims, Conventions, Feature, Scope
+from attention_conformance.implementations.api.contract import Fit, any_case
+
+STATIC = ("is_causal", "scale", "enable_gqa")
+DTYPES = ("float32", "bfloat16")
+"""Two of the four: every shape is compiled, for each dtype."""
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """(B, H, Lq, d_k), (B, Hk, Lk, d_k), (B, Hk, Lk, d_v) -> (B, H, Lq, d_v), as one program for each shape."""
+
+    def attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, enable_gqa: bool = False, **options: Any
+    ) -> Any:
+        if attn_mask is not None:
+            mask = attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)
+            options["mask" if mask.dtype == bool else "bias"] = mask
+        return function(*(each.swapaxes(1, 2) for each in (query, key, value)), **options).swapaxes(1, 2)
+
+    return jax.jit(attention, static_argnames=STATIC)
+
+
+def claims(*added: Feature, fit: Fit = any_case) -> Claims:
+    """Of functions that fill masked scores with a finite number, so that a row without keys is a mean."""
+    features = PLAIN_FEATURES - {Feature.SCALE, Feature.CAUSAL, Feature.VALUE_WIDTH} | {Feature.GRADIENTS}
+    conventions = Conventions().claiming({"empty-row": "uniform", "empty-row-float": "nan"})
+    return Claims(Scope.OP, features.union(added), conventions, DTYPES, fit)
+
+
+def one_width(case: Case) -> Case:
+    """d_v is d_k."""
+    return case.sized(d_v=case.sizes.d_k)

@@ -1,0 +1,20 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["jax==0.10.2", "numpy==2.4.6", "ml_dtypes>=0.5"]
+#
+# [tool.attention-conformance]
+# implementations = ["jax_nn"]
+# ///
+"""JAX: jax.nn.dot_product_attention, compiled, on the CPU."""
+
+import jax
+
+from attention_conformance import Feature, Implementation, jax_op
+from attention_conformance.implementations.packages._jax_compiled import claims, compiled, one_width
+
+jax_nn = Implementation(
+    "jax.nn",
+    claims(Feature.SCALE, Feature.CAUSAL, Feature.GROUPED, fit=one_width),
+    jax_op(compiled(jax.nn.dot_product_attention)),
+    "jax.nn.dot_product_attention",
+)

@@ -1,0 +1,97 @@
+"""Chapter 31, paged: keys and values in pages give the answer of keys and values in one piece."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from attention_conformance.spec.cases import Case, Padding
+from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.masks import real_keys
+from attention_conformance.spec.problem import Array
+from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.relations import changed
+
+SAMPLES = Case(seed=360).sized(batch=3, key_length=11)
+"""The lengths of its samples, where they have lengths of their own, are 9, 6 and 3."""
+SIZES = (1, 2, 3, 4, 5, 8, 16)
+"""Tokens of a page: some divide some of the lengths, and one page is longer than all."""
+
+
+def paged(case: Case, size: int) -> Case:
+    return case.extended(page_size=size)
+
+
+def lengths(case: Case, size: int) -> Case:
+    """Each sample has a length of its own."""
+    return replace(paged(case, size), padding=Padding.LENGTHS)
+
+
+def last(case: Case, queries: int, size: int) -> Case:
+    """So many causal queries at the end of each sample."""
+    return replace(lengths(case.sized(query_length=queries), size), causal=True)
+
+
+def windows(claimed: Conventions) -> list[Case]:
+    """A query sees three keys, its own included: those of one page, and of two."""
+    left = 2 + claimed.own_counted(causal=True)
+    return [last(SAMPLES, queries, size).extended(window_left=left) for queries in (1, 3) for size in (1, 2, 4, 16)]
+
+
+CONTEXT = "pages of {case.extension.page_size} tokens"
+OTHERS = (
+    {"softcap": 2.0},
+    {"window_left": 4, "window_right": 2},
+    {"alibi": True},
+    {"sinks": True},
+    {"rotary_base": 50.0},
+)
+LONG = replace(SAMPLES, seed=361, score_std=0.5).sized(batch=2, num_heads=2, key_length=67)
+GROUPED = SAMPLES.sized(num_heads=6, num_kv_heads=2)
+
+CLAUSES = table(
+    row(
+        "paged.table",
+        *(paged(SAMPLES, size) for size in SIZES),
+        *(paged(SAMPLES.sized(query_length=1), 4), paged(SAMPLES.sized(batch=1, key_length=1), 2), paged(LONG, 16)),
+        *(paged(SAMPLES, 4).extended(**other) for other in OTHERS),
+        paged(replace(SAMPLES, scale=0.3), 2),
+        context=CONTEXT,
+    ),
+    row(
+        "paged.lengths",
+        *(lengths(SAMPLES, size) for size in SIZES),
+        *(lengths(SAMPLES.sized(query_length=1), 4), lengths(SAMPLES.sized(key_length=12), 5), lengths(LONG, 16)),
+        context=CONTEXT + ", and lengths of 1, of whole pages and of others",
+    ),
+    row(
+        "paged.shared-prefix",
+        *(paged(SAMPLES, size).extended(shared_prefix=True) for size in (1, 4)),
+        *(lengths(SAMPLES, size).extended(shared_prefix=True) for size in (1, 2, 3)),
+        context=CONTEXT + ", of which the first are shared",
+    ),
+    row("paged.decode", *(last(SAMPLES, 1, size) for size in SIZES), last(LONG, 1, 16), context=CONTEXT),
+    row("paged.append", *(last(SAMPLES, 3, size) for size in SIZES), last(LONG, 5, 16), context=CONTEXT),
+    row("paged.window", windows, context=CONTEXT),
+    row(
+        "paged.grouped",
+        *(paged(GROUPED, size) for size in (1, 2, 4)),
+        *(lengths(GROUPED, 2), last(GROUPED, 3, 4), last(GROUPED.sized(num_kv_heads=1), 1, 4)),
+        *(paged(GROUPED.sized(d_k=6, d_v=6, batch=2), 6), paged(GROUPED.sized(num_heads=4, batch=2), 2)),
+        context=CONTEXT,
+    ),
+)
+
+
+@clause("paged.fresh-memory")
+def test_fresh_memory(judge: Judge) -> None:
+    alone = [lengths(SAMPLES, size) for size in (1, 3, 4, 16)]
+    for case in judge.cases(*alone, lengths(SAMPLES.sized(query_length=1), 4), last(SAMPLES, 3, 4)):
+        problem, behind = judge.problem(case).forward_only(), ~real_keys(case)[:, None, :, None]
+
+        def fresh(rows: Array, behind: Array = behind) -> Array:
+            return np.where(behind, np.array(np.nan, rows.dtype), rows)
+
+        poisoned = changed(problem, key=fresh, value=fresh)
+        context = f"NaN behind the last key of each sample, in pages of {case.extension.page_size} tokens"
+        judge.assert_answers(case, poisoned, judge.expected(case)["output"], context)

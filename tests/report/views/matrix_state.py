@@ -1,0 +1,97 @@
+"""The state of a matrix, `matrix.json`: how each implementation stands, and what has changed between two states."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from attention_conformance.tests.report.views.matrix_pages import DEFAULTS, Entry
+
+FILE = "matrix.json"
+NOT_JUDGED = "not judged"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one implementation stands.
+
+    Attributes:
+        package: its requirement, such as "keras==3.15.1".
+        part: what alone was selected, such as "float32".
+        judged_on: the day, such as 2026-11-23.
+        failing: the clauses that a MUST fails of.
+        answers: what it claims where the field disagrees, if that is not the specification's answer.
+        finding: what fails, in words; or why it was not judged.
+    """
+
+    name: str
+    package: str
+    verdict: str
+    part: str = ""
+    judged_on: str = ""
+    holding: int = 0
+    judged: int = 0
+    failing: tuple[str, ...] = ()
+    answers: Mapping[str, str] = field(default_factory=dict)
+    finding: str = ""
+
+
+STATE = TypeAdapter(dict[str, Standing])
+"""By the name of the file of the package and that of the implementation in it."""
+
+
+def write_state(entries: Sequence[Entry], folder: Path) -> None:
+    """Writes the state of all entries into a folder."""
+    found = {each.folder: _standing(each) for each in entries}
+    (folder / FILE).write_bytes(STATE.dump_json(found, indent=1, exclude_defaults=True) + b"\n")
+
+
+def read_state(file: Path) -> dict[str, Standing]:
+    """The state in a file.
+
+    Raises:
+        pydantic.ValidationError: it holds something else.
+    """
+    return STATE.validate_json(file.read_bytes())
+
+
+def changes(old: Mapping[str, Standing], new: Mapping[str, Standing]) -> Iterator[str]:
+    """What a reader of the old state has to know of the new one, a line each; new implementations last."""
+    for key in old.keys() - new.keys():
+        yield f"{old[key].name} of {old[key].package} is gone"
+    for key in sorted(old.keys() & new.keys()):
+        yield from _changed(old[key], new[key])
+    for key in sorted(new.keys() - old.keys()):
+        yield f"{new[key].name} of {new[key].package} is new: {new[key].verdict}"
+
+
+def _changed(old: Standing, new: Standing) -> Iterator[str]:
+    if old.package != new.package:
+        yield f"{new.name}: {old.package} was judged before, {new.package} now"
+    if old.verdict != new.verdict:
+        yield f"{new.name} of {new.package}: {new.verdict}; before: {old.verdict}"
+    failing, mended = {*new.failing} - {*old.failing}, {*old.failing} - {*new.failing}
+    for what, clauses in (("fails now", failing), ("does not fail any more", mended)):
+        if clauses and NOT_JUDGED not in (old.verdict, new.verdict):
+            yield f"{new.name} of {new.package}: {what}: {', '.join(sorted(clauses))}"
+    if old.answers != new.answers:
+        yield f"{new.name} of {new.package} claims other answers where the field disagrees"
+
+
+def _standing(entry: Entry) -> Standing:
+    if entry.row is None:
+        return Standing(entry.name, entry.package, NOT_JUDGED, finding=entry.note)
+    total = entry.row.total
+    return Standing(
+        entry.name,
+        entry.package,
+        str(entry.row.conformance),
+        entry.part,
+        entry.judged_on,
+        total.holds,
+        total.judged,
+        tuple(entry.broken),
+        {key: answer for key, answer in entry.row.subject.conventions.items() if answer != DEFAULTS[key]},
+        " ".join(entry.finding.split()),
+    )

@@ -1,0 +1,91 @@
+"""Functions of pages, by the signatures of servers: right ones conform, others do not."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.builtin.inhouse.paged import paged_attention as in_numpy
+from attention_conformance.implementations.builtin.stepwise.paged_steps import PagedSteps
+from attention_conformance.implementations.discovery.candidates import wrapped
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+
+PAGED = {Feature.PAGED, Feature.VALID_LENS, Feature.GROUPED}
+
+
+def ref_paged_attn(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    query_lens: list[int],
+    kv_lens: list[int],
+    block_tables: Tensor,
+    scale: float,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """Always causal."""
+    rows = query.unflatten(0, (len(query_lens), -1)) if query_lens else query[None]
+    options: dict[str, Any] = {"is_causal": True, "scale": scale, "softcap": soft_cap}
+    return PagedSteps()(rows, key_cache, value_cache, block_tables, torch.tensor(kv_lens), **options).flatten(0, 1)
+
+
+def without_a_length(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    cache_seqlens: Tensor,
+    causal: bool = False,
+) -> Tensor:
+    """Answers with all that the pages have room for."""
+    room = torch.full_like(cache_seqlens, block_table.shape[1] * key_cache.shape[1])
+    return PagedSteps()(query, key_cache, value_cache, block_table, room, is_causal=causal)
+
+
+def paged_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    lengths: Tensor,
+    page_indices: Tensor,
+    *,
+    attn_logits_soft_cap: float | None = None,
+    pages_per_compute_block: int,
+) -> Tensor:
+    """One query, whose scores are not scaled."""
+    assert pages_per_compute_block == 1
+    keys, values = (pool.permute(1, 2, 0, 3) for pool in (k_pages, v_pages))
+    options: dict[str, Any] = {"scale": 1.0, "softcap": attn_logits_soft_cap}
+    return PagedSteps()(q[:, None], keys, values, page_indices, lengths, **options)[:, 0]
+
+
+def failing(implementation: Implementation, *clauses: str) -> set[str]:
+    verdicts = run(implementation, clauses, ("float32",))
+    assert any(verdict.checks for verdict in verdicts)
+    return {verdict.clause for verdict in verdicts if verdict.status in (Status.FAIL, Status.ERROR)}
+
+
+@pytest.mark.parametrize(
+    ("function", "promised"),
+    [
+        (PagedSteps().__call__, PAGED | {Feature.CAUSAL, Feature.SCALE, Feature.WINDOW, Feature.SOFTCAP}),
+        (in_numpy, PAGED | {Feature.CAUSAL, Feature.SCALE, Feature.WINDOW, Feature.SOFTCAP}),
+        (ref_paged_attn, PAGED | {Feature.CAUSAL, Feature.SCALE, Feature.SOFTCAP}),
+        (paged_attention, PAGED | {Feature.SOFTCAP}),
+    ],
+    ids=["torch", "numpy", "all-tokens", "decoded"],
+)
+def test_a_right_one_conforms(function: Any, promised: set[Feature]) -> None:
+    made = wrapped("paged", function, {}, "cpu")
+    assert {f for f in promised if f not in made.claims} == set()
+    assert "called as" in made.about
+    assert not failing(made, "paged.*", "masks.valid-lens", "scores.dot-product", "causal.square")
+
+
+def test_a_wrong_one_is_caught() -> None:
+    made = wrapped("paged", without_a_length, {}, "cpu")
+    assert failing(made, "paged.table", "paged.lengths", "causal.square") == {"paged.table", "paged.lengths"}
