@@ -50,6 +50,7 @@ MODULES = (
     "conventions",
     "merge",
     "paged",
+    "quantised",
     "published",
     "rare",
 )

@@ -1,4 +1,4 @@
-"""Mistakes of chapter 32: biases by bucket of distances, and their gradients."""
+"""Mistakes of chapter 33: biases by bucket of distances, and their gradients."""
 
 from functools import partial
 from typing import Any

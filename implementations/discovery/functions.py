@@ -58,6 +58,7 @@ from attention_conformance.implementations.discovery.module_masks import (
     empty_rows_of_each_kind,
     empty_rows_of_window,
 )
+from attention_conformance.implementations.discovery.on_request import with_all_it_returns
 from attention_conformance.implementations.discovery.one_key_head import OneKeyHead, with_key_heads
 from attention_conformance.implementations.discovery.shipped import ShippedCall, as_shipped, with_cache
 from attention_conformance.implementations.discovery.shipped_others import interfaces
@@ -114,15 +115,17 @@ def function_candidate(
     from attention_conformance.implementations.discovery.laid_out import mixes_heads
 
     function = with_output_first(function, device)
+    usual = partial(_usual_candidate, name, settings=settings, device=device, premises=premises)
     try:
-        made = _usual_candidate(name, function, settings, device, premises)
+        made = usual(function)
     except TargetError:
         laid = _laid_out_candidate(name, function, settings, device, premises)
         laid = laid or _made(name, OneKeyHead(function), settings, device, premises)
         if laid is None:
             raise
         return laid
-    return (mixes_heads(made, device) and _laid_out_candidate(name, function, settings, device, premises)) or made
+    laid = _laid_out_candidate(name, function, settings, device, premises) if mixes_heads(made, device) else None
+    return laid or with_all_it_returns(made, function, usual)
 
 
 def _laid_out_candidate(
@@ -160,8 +163,8 @@ def _usual_candidate(
     one_key_head = isinstance(function, OneKeyHead)
     fits = partial(with_key_heads, 1, fits) if one_key_head else fits
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
-    if interface:
-        claims = replace(claims, features=claims.features - interface.lacks, fit=interface.fit)
+    if shipped and interface:
+        claims = replace(claims, features=claims.features - interface.lacks, fit=shipped.fitting[0])
     check, kind, plain = _suited_in_size(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
     check, limits = with_size_limits(check)

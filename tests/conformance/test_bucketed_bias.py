@@ -1,4 +1,4 @@
-"""Chapter 32, bucketed-bias: learned biases by head and bucket of distances."""
+"""Chapter 33, bucketed-bias: learned biases by head and bucket of distances."""
 
 from dataclasses import replace
 

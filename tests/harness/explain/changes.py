@@ -52,6 +52,7 @@ NAMES |= {"query_documents": "documents of queries", "key_documents": "documents
 NAMES |= {f"w_{role}": f"weight matrix of {role}" for role in "qkvo"} | {
     f"b_{role}": f"bias of {role}" for role in "qkvo"
 }
+REPAIRS = {"hidden": "Put minus infinity in place of hidden scores."}
 SCALARS = ("scale", "given_scale", "softcap", "norm_epsilon", "rotary_base", "window_left", "window_right")
 OPTIONAL = ("window_left", "window_right", "given_scale", *(f"b_{role}" for role in "qkvo"))
 PLACES = ("query_places", "key_places", "query_documents", "key_documents")
@@ -88,7 +89,7 @@ def of_entry(stage: str, entry: str) -> Iterator[Named]:
     """Every change of an entry before a stage."""
     if entry in CHANGING and stage not in CHANGING[entry]:
         return
-    noun, repair = NAMES.get(entry, entry), f"Take the {NAMES.get(entry, entry)} as it is."
+    noun, repair = NAMES.get(entry, entry), REPAIRS.get(entry, f"Take the {NAMES.get(entry, entry)} as it is.")
     where = f" before the {stage}" if entry in CHANGING else f" in the {stage}" if entry in (*PLACES, "hidden") else ""
     for words, change in _changes(entry):
         yield f"{noun} {words}{where}", repair, change
@@ -125,7 +126,7 @@ def _of_values(entry: str) -> Iterator[tuple[str, Callable[[Any], Any]]]:
         yield from POSITIONS.items()
     elif entry == "hidden":
         for filling in (0.0, -100.0, -1e4, -1e9, -1e30):
-            yield f"is {filling:g}", partial(_constant, filling)
+            yield f"is finite, such as {filling:g}," if filling else "is 0", partial(_constant, filling)
     elif entry in SCALARS:
         yield from NUMBERS.items()
 

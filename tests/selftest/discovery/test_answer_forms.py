@@ -56,6 +56,26 @@ def test_scores_that_are_returned_by_name_are_no_weights(make: Make, text: str, 
     assert (Feature.WEIGHTS in make(text).claims) is judged
 
 
+ON_REQUEST = """
+def f(q, k, v, return_attn=False, return_lse=False):
+    output, weights, total = attend(q, k, v)
+    more = (*[weights] * return_attn, *[TOTAL] * return_lse)
+    return (output, *more) if more else output
+"""
+
+
+def test_what_is_returned_on_request_is_claimed(make: Make) -> None:
+    made = make(ON_REQUEST.replace("TOTAL", "total"))
+    assert {Feature.WEIGHTS, Feature.LOG_SUM_EXP} <= made.claims.features
+    assert "without return_attn and return_lse" in made.alternatives
+    assert_conforms(made)
+
+
+def test_what_is_wrong_in_an_answer_on_request_is_wrong(make: Make) -> None:
+    with pytest.raises(AssertionError, match="log_sum_exp of sample"):
+        assert_conforms(make(ON_REQUEST.replace("TOTAL", "0.5 * total")))
+
+
 def test_a_wrong_output_in_a_dictionary_is_wrong(make: Make) -> None:
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(make("def f(q, k, v): return {'output': attend(q, k, v, scale=1.0)[0]}"))
