@@ -20,7 +20,8 @@ from attention_conformance.reference.pipeline import Pipeline, Trace, gated, mix
 from attention_conformance.reference.positions import positions
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import Conventions, LogBase, LogOfNothing, ReturnedWeights
-from attention_conformance.spec.features import OutputGates, Packing, Scope
+from attention_conformance.spec.features import Packing, Scope
+from attention_conformance.spec.gates_and_splits import OutputGates
 from attention_conformance.spec.problem import Problem
 
 Indices: TypeAlias = NDArray[np.intp]

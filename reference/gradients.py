@@ -10,7 +10,8 @@ from attention_conformance.reference.pipeline import Inputs, Trace, gated, merge
 from attention_conformance.reference.positions import buckets
 from attention_conformance.reference.stages import gather
 from attention_conformance.spec.conventions import EmptyRow
-from attention_conformance.spec.features import OutputGates, Scope
+from attention_conformance.spec.features import Scope
+from attention_conformance.spec.gates_and_splits import OutputGates
 from attention_conformance.spec.problem import Problem
 
 

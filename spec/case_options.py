@@ -9,13 +9,12 @@ from attention_conformance.spec.features import (
     Codes,
     Extension,
     Feature,
-    KeySplits,
-    OutputGates,
     Packing,
     PositionIds,
     QkNorm,
     RotaryTables,
 )
+from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
 
 
 @dataclass(frozen=True)

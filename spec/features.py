@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
+
 
 class Scope(StrEnum):
     """The two levels at which attention is offered."""
@@ -218,18 +220,6 @@ class RotaryTables(StrEnum):
     """The same with each number twice in a row."""
 
 
-class KeySplits(StrEnum):
-    """The splits of the keys that are answered on their own, and merged."""
-
-    NONE = "none"
-    PAIR = "pair"
-    """Two, a third of the keys in the first."""
-    MANY = "many"
-    """Up to five of different lengths, of which the first and the last have one key."""
-    EMPTY = "empty"
-    """PAIR, and before, between and behind them one without a key."""
-
-
 class Codes(StrEnum):
     """The numbers that keys and values are stored as; each is exact in every working dtype."""
 
@@ -266,17 +256,6 @@ class QkNorm(StrEnum):
     """The size of all heads of a token together; a gain for each component of each head, (H * d_k,)."""
     BARE = "bare"
     """As `HEAD`, without a gain."""
-
-
-class OutputGates(StrEnum):
-    """The logits whose sigmoid multiplies the output."""
-
-    NONE = "none"
-    """There are none."""
-    CHANNEL = "channel"
-    """One for each channel of each query's output in each head, (B, H, Lq, d_v)."""
-    HEAD = "head"
-    """One for each query's output in each head, (B, H, Lq, 1)."""
 
 
 MAX_DISTANCE = 128

@@ -12,7 +12,8 @@ from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
 from attention_conformance.spec.clauses import Level, load
-from attention_conformance.spec.features import KeySplits, OutputGates, Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.features import Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.conditions import Condition, conditions

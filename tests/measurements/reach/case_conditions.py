@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.spec.cases import Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Sharing, Sizes
-from attention_conformance.spec.features import OutputGates, Packing, QkNorm
+from attention_conformance.spec.features import Packing, QkNorm
+from attention_conformance.spec.gates_and_splits import OutputGates
 from attention_conformance.spec.problem import Array, Problem, lay_out
 from attention_conformance.tests.measurements.reach.condition import Call, Condition, Laid, both, compatible, when
 

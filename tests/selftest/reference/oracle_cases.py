@@ -18,7 +18,8 @@ from attention_conformance.spec.cases import (
     Sizes,
 )
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.spec.features import Extension, OutputGates, Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.features import Extension, Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.gates_and_splits import OutputGates
 
 CROSS = ModuleForm(Sharing.NONE, 13, 11, 17, 10, bias=True, output_projection=True, output_bias=True)
 KEY_VALUE = ModuleForm(Sharing.KEY_VALUE, 13, 11, 11, 10, output_projection=True)
