@@ -6,6 +6,7 @@ from typing import Any
 
 from attention_conformance.spec.features import (
     NOTHING,
+    Codes,
     Extension,
     Feature,
     KeySplits,
@@ -161,6 +162,12 @@ CASE_OPTIONS = (
         "page_size",
         Extension(page_size=3),
         {"block_table": ("block_tables", "page_table"), "page_size": ()},
+    ),
+    CaseOption(
+        Feature.QUANTISED,
+        "codes",
+        Extension(codes=Codes.INT8),
+        {"key_scale": ("k_scale", "k_descale"), "value_scale": ("v_scale", "v_descale"), "codes": ()},
     ),
 )
 """In the order in which their arrays are drawn."""

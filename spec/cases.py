@@ -238,6 +238,8 @@ class Case:
 
     def extended(self, **changes: Any) -> Case:
         """This case with some fields of its extension changed; see `Extension`."""
+        if all(getattr(self.extension, name) == value for name, value in changes.items()):
+            return self
         return replace(self, extension=replace(self.extension, **changes))
 
     def to_json(self) -> str:

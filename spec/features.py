@@ -116,6 +116,8 @@ class Feature(StrEnum):
     """Several documents in one sequence, separated by segment ids."""
     CUMULATIVE_LENGTHS = "cumulative-lengths"
     """Several documents in one sequence, separated by their lengths."""
+    QUANTISED = "quantised"
+    """Takes keys and values as codes of 8 bits, with scales."""
     PAGED = "paged"
     """Takes keys and values in pages of a shared pool, and a table of the pages of each sample."""
     QK_NORM = "qk-norm"
@@ -222,6 +224,31 @@ class KeySplits(StrEnum):
     """PAIR, and before, between and behind them one without a key."""
 
 
+class Codes(StrEnum):
+    """The numbers that keys and values are stored as; each is exact in every working dtype."""
+
+    NONE = "none"
+    """Those of the working dtype."""
+    INT8 = "int8"
+    """Whole numbers from -127 to 127."""
+    E4M3 = "float8-e4m3"
+    """Of 8 bits with 4 for the exponent and 3 for the fraction, the largest 448."""
+    E5M2 = "float8-e5m2"
+    """Of 8 bits with 5 for the exponent and 2 for the fraction."""
+
+
+class ScaledBy(StrEnum):
+    """What has a scale of its own, by which codes are multiplied."""
+
+    TENSOR = "tensor"
+    HEAD = "head"
+    """Each key head."""
+    TOKEN = "token"
+    """Each token of each sample, in each key head."""
+    BLOCK = "block"
+    """Each block of tokens, in each sample and key head: n blocks of Lk / n tokens each, rounded up."""
+
+
 class QkNorm(StrEnum):
     """What queries and keys are divided by, and what gains are given."""
 
@@ -276,6 +303,8 @@ class Extension:
         key_splits: in which splits the keys are answered; the answer does not depend on them.
         packing: how documents are separated.
         page_size: keys and values lie in pages of so many tokens; 0: they are contiguous.
+        codes: keys and values are given as codes of this kind, and as scales by which these are multiplied.
+        scaled_by: what has a scale of its own.
         shared_prefix: the samples share the pages of their first keys, as far as all of them fill these.
         dropout: the probability with which a weight is dropped.
         dropout_seed: seeds the generator that chooses which; negative: the generator is used as it is. If it is not 0,
@@ -308,6 +337,8 @@ class Extension:
     packing: Packing = Packing.NONE
     page_size: int = 0
     shared_prefix: bool = False
+    codes: Codes = Codes.NONE
+    scaled_by: ScaledBy = ScaledBy.TENSOR
     dropout: float = 0.0
     dropout_seed: int = 0
     evaluation: bool = False

@@ -49,6 +49,7 @@ MODULES = (
     "conventions",
     "merge",
     "paged",
+    "quantised",
     "published",
     "rare",
 )

@@ -4,6 +4,12 @@
 #
 # [tool.attention-conformance]
 # implementations = ["Attention"]
+#
+# [tool.attention-conformance.findings]
+# Attention = """
+# Its names are those of torch.nn.MultiheadAttention, but numbers of heads that do not divide the width are accepted
+# by the constructor, and a boolean attn_mask, which is not claimed here, is added. No report was found.
+# """
 # ///
 """torchscale: its MultiheadAttention as its encoders and decoders attend to other states."""
 
@@ -24,10 +30,10 @@ class Attention(MultiheadAttention):
         key: torch.Tensor,
         value: torch.Tensor,
         key_padding_mask: torch.Tensor | None = None,
-        attn_mask: torch.Tensor | None = None,
+        attn_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`key_padding_mask`: True hides a key; `attn_mask`: (Lq, Lk), added."""
-        answer = super().forward(query, key, value, key_padding_mask=key_padding_mask, attn_mask=attn_mask)
+        """`key_padding_mask`: True hides a key; `attn_bias`: (Lq, Lk), its attn_mask, which is added."""
+        answer = super().forward(query, key, value, key_padding_mask=key_padding_mask, attn_mask=attn_bias)
         return answer[0]  # type: ignore[no-any-return]
 
 

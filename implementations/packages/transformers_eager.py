@@ -4,11 +4,6 @@
 #
 # [tool.attention-conformance]
 # implementations = ["BertSelfAttention", "GPT2Attention", "ViTAttention"]
-#
-# [tool.attention-conformance.findings]
-# GPT2Attention = """
-# Inputs whose memory is not contiguous raise: its Conv1D calls view. No report was found.
-# """
 # ///
 """Transformers: attention modules of three models, in their eager form."""
 

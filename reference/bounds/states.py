@@ -26,9 +26,10 @@ def state_error(trace: Trace, precision: Precision) -> Floats:
 def mixture_error(trace: Trace, precision: Precision) -> Floats:
     """(B, H, Lq, d_v): the same of the sums of weights times values; terms are equal where both factors are."""
     keys, values = trace.scores.shape[-1], trace.value.swapaxes(-1, -2)
-    by_score = repeats(trace.scores, trace.seen.allowed)
-    by_value = repeats(values, np.ones_like(values, dtype=np.bool_)).swapaxes(-1, -2)
-    return biased_growth(precision, keys, np.minimum(by_score, by_value))
+    equal = repeats(values, np.ones_like(values, dtype=np.bool_)).swapaxes(-1, -2)
+    if (equal > keys).any():  # else the values differ, and equal scores matter no more
+        equal = np.minimum(repeats(trace.scores, trace.seen.allowed), equal)
+    return biased_growth(precision, keys, equal)
 
 
 def merging_error(trace: Trace, sizes: Floats, precision: Precision) -> Floats:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -26,7 +26,14 @@ from attention_conformance.tests.cli.matrix_packages import Package, PackageErro
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.report.diff import compared, run_of
 from attention_conformance.tests.report.views.matrix_pages import Entry, write
-from attention_conformance.tests.report.views.matrix_state import FILE, NOT_JUDGED, changes, read_state, write_state
+from attention_conformance.tests.report.views.matrix_state import (
+    NOT_JUDGED,
+    Standing,
+    changes,
+    read_state,
+    standings,
+    write_state,
+)
 
 CACHE = Path.home() / ".cache" / "attention-conformance" / "environments"
 STATE, TABLE = "state.json", "matrix.md"
@@ -69,13 +76,17 @@ def matrix(given: Namespace) -> int:
         names = ", ".join(each.name for each in packages())
         print(f"matrix: no package is called {', '.join(given.pattern)}; there are: {names}", file=sys.stderr)
         return ExitStatus.UNUSABLE
+    try:
+        since = read_state(given.since) if given.since else None
+    except ValueError as error:
+        print(f"matrix: {error}", file=sys.stderr)
+        return ExitStatus.UNUSABLE
     given.report.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(given.jobs) as pool:
         rows = [row for several in pool.map(partial(_judged, given=given), chosen) for row in several]
     print("\n".join(table(rows)))
-    _publish(rows, given.report)
-    if given.since:
-        print("\n".join(["", *(changes(read_state(given.since), read_state(given.report / FILE)))]))
+    for line in _publish(rows, given.report, since):
+        print(line)
     if any(row.verdict == NOT_JUDGED for row in rows):
         return ExitStatus.INTERRUPTED
     return ExitStatus.FAILS if any(row.worse for row in rows) else ExitStatus.CONFORMS
@@ -90,16 +101,19 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {row.name} | {row.package} | {row.verdict} | {held} | {failing} | {row.reason.replace('|', '/')} |"
 
 
-def _publish(rows: Sequence[Row], report: Path) -> None:
-    """Writes table and pages of these rows, and of what was judged before in other packages."""
+def _publish(rows: Sequence[Row], report: Path, since: Mapping[str, Standing] | None = None) -> list[str]:
+    """Writes table and pages of these rows, and of what was judged before in others; what changed is returned."""
     judged = {row.package for row in rows}
     absent = [(each, name) for each in packages() if each.name not in judged for name in each.implementations]
     others = [_read(each, name, report) for each, name in absent if (report / f"{each.name}.{name}" / STATE).is_file()]
     known = sorted([*rows, *others], key=lambda row: row.folder)
     (report / TABLE).write_text("\n".join(table(known)) + "\n", encoding="utf-8")
     entries = [_entry(row, report) for row in known]
-    write(entries, report)
-    write_state(entries, report)
+    now = standings(entries)
+    changed = [] if since is None else list(changes(since, now))
+    write(entries, report, changed)
+    write_state(now, report)
+    return changed
 
 
 def _entry(row: Row, report: Path) -> Entry:

@@ -73,8 +73,8 @@ class Entry:
         return ", ".join((*suite.dtypes, *suite.clauses)) if suite else ""
 
 
-def pages(entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
-    """The files by name; all text of the runs is shown as text."""
+def pages(entries: Sequence[Entry], changes: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+    """The files by name; all text of the runs is shown as text. `changes`: what is new, a line each."""
     loader = jinja2.FileSystemLoader(ASSETS)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -85,6 +85,7 @@ def pages(entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
     judged = [each for each in entries if each.row]
     given = {
         "entries": entries,
+        "changes": changes,
         "judged": judged,
         "packages": len({each.package for each in entries}),
         "conforming": sum(each.row.conformance is Conformance.CONFORMS for each in judged if each.row),
@@ -108,9 +109,9 @@ def pages(entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
         yield name, environment.get_template(template).render(**given, page=name)
 
 
-def write(entries: Sequence[Entry], folder: Path) -> None:
+def write(entries: Sequence[Entry], folder: Path, changes: Sequence[str] = ()) -> None:
     """Writes the pages into a folder."""
-    for name, text in pages(entries):
+    for name, text in pages(entries, changes):
         (folder / name).write_text(text, encoding="utf-8")
 
 

@@ -41,19 +41,26 @@ STATE = TypeAdapter(dict[str, Standing])
 """By the name of the file of the package and that of the implementation in it."""
 
 
-def write_state(entries: Sequence[Entry], folder: Path) -> None:
-    """Writes the state of all entries into a folder."""
-    found = {each.folder: _standing(each) for each in entries}
-    (folder / FILE).write_bytes(STATE.dump_json(found, indent=1, exclude_defaults=True) + b"\n")
+def standings(entries: Sequence[Entry]) -> dict[str, Standing]:
+    """The state of all entries."""
+    return {each.folder: _standing(each) for each in entries}
+
+
+def write_state(found: Mapping[str, Standing], folder: Path) -> None:
+    """Writes a state into a folder."""
+    (folder / FILE).write_bytes(STATE.dump_json(dict(found), indent=1, exclude_defaults=True) + b"\n")
 
 
 def read_state(file: Path) -> dict[str, Standing]:
     """The state in a file.
 
     Raises:
-        pydantic.ValidationError: it holds something else.
+        ValueError: it cannot be read, or holds something else.
     """
-    return STATE.validate_json(file.read_bytes())
+    try:
+        return STATE.validate_json(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} is no state of a matrix: {type(error).__name__}") from None
 
 
 def changes(old: Mapping[str, Standing], new: Mapping[str, Standing]) -> Iterator[str]:

@@ -86,6 +86,7 @@ def test_what_changed_is_judged_again_and_compared(given: Namespace, capsys: pyt
     assert "worse than before: scores.dot-product" in shown
     assert "\nnumpy.plain of numpy==2.4.6: fails; before: conforms\n" in shown
     assert "\nnumpy.plain of numpy==2.4.6: fails now: scores." in shown
+    assert "<li>numpy.plain of numpy==2.4.6: fails; before: conforms</li>" in (given.report / "index.html").read_text()
     assert read_state(given.report / FILE)["mine.plain"].answers == {"default-scale": "one"}
     assert json.loads(state.read_text())["installed"] == ["numpy==2.4.6"]
 
@@ -125,6 +126,17 @@ def test_a_name_that_no_package_has_is_refused(given: Namespace, capsys: pytest.
     given.pattern = ["other*"]
     assert matrix(given) == ExitStatus.UNUSABLE
     assert capsys.readouterr().err == "matrix: no package is called other*; there are: mine\n"
+
+
+@pytest.mark.parametrize("text", [None, "", "[]"])
+def test_a_file_without_a_state_is_refused(
+    text: str | None, given: Namespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given.since = given.report.parent / FILE
+    if text is not None:
+        given.since.write_text(text)
+    assert matrix(given) == ExitStatus.UNUSABLE
+    assert "matrix.json is no state of a matrix: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", METADATA.replace("implementations", "targets"), METADATA.replace("[", "", 1)])
