@@ -179,7 +179,8 @@ def _hides_keys(check: ClaimCheck, case: Case) -> bool:
     if isinstance(fitted, Unsupported):
         return False
     problem = build(fitted, check.dtype)
-    seen: Booleans = np.asarray(visible(fitted, problem.attn_mask, problem.key_padding_mask, None)).any((1, 2))
+    whole = visible(fitted, problem.attn_mask, problem.key_padding_mask, None)
+    seen: Booleans = np.asarray(np.asarray(whole).any((1, 2)))
     changed = list(changes(check, fitted, each_sample=True, at=KEYS))
     hidden = any(not seen[:, key].all() for key, _ in changed)
     return hidden and all(np.array_equal(queries.any(-1), seen[:, key]) for key, queries in changed)
