@@ -11,9 +11,16 @@ from attention_conformance.reference.positions import Positions, positions
 from attention_conformance.reference.routes import Routes, routes
 from attention_conformance.reference.stages import append, cap, repeat_kv
 from attention_conformance.reference.visibility import Visibility, visibility
+from attention_conformance.spec.codes import spread
 from attention_conformance.spec.conventions import Conventions, DefaultScale, EmptyRow, GroupOrder
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
+
+
+def dequantised(problem: Problem, name: str) -> Floats:
+    """Key or value: codes times their scales, where it is given as codes (chapter quantised)."""
+    rows, scale = _floats(getattr(problem, name)), problem.extras.get(f"{name}_scale")
+    return rows if scale is None else rows * spread(_floats(scale), rows.shape[-2])
 
 
 def project(inputs: Floats, weight: Floats, bias: Floats | None) -> Floats:
@@ -191,7 +198,7 @@ class Pipeline:
         return Trace(inputs, through, softcap, gates, opened, order, places, query, key, value, scale, *rows, seen)
 
     def _inputs(self, problem: Problem) -> Inputs:
-        inputs = (_floats(problem.query), _floats(problem.key), _floats(problem.value))
+        inputs = (_floats(problem.query), *(dequantised(problem, name) for name in ("key", "value")))
         if problem.scope is Scope.OP:
             return Inputs(*inputs)
         p, num_heads = problem.parameters, (problem.num_heads, *[problem.num_kv_heads] * 2)

@@ -6,15 +6,15 @@ from typing import Any
 
 from attention_conformance.spec.features import (
     NOTHING,
+    Codes,
     Extension,
     Feature,
-    KeySplits,
-    OutputGates,
     Packing,
     PositionIds,
     QkNorm,
     RotaryTables,
 )
+from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,28 @@ CASE_OPTIONS = (
         {"split_lengths": ("kv_split_lengths", "chunk_lengths")},
     ),
     CaseOption(
+        Feature.BUCKETED_BIAS,
+        "bucketed_bias",
+        Extension(bucketed_bias=6),
+        {"bucketed_bias": ()},
+        draw=lambda rng, heads, extension: rng.standard_normal((extension.bucketed_bias, heads)),
+    ),
+    CaseOption(
+        Feature.BUCKET_DISTANCE,
+        "max_distance",
+        Extension(bucketed_bias=6, max_distance=5),
+        {"max_distance": ()},
+        presumed=Extension(bucketed_bias=6),
+    ),
+    CaseOption(
+        Feature.BUCKET_DIRECTIONS,
+        "bidirectional",
+        Extension(bucketed_bias=6, bidirectional=False),
+        {"bidirectional": ()},
+        neutral=True,
+        presumed=Extension(bucketed_bias=6),
+    ),
+    CaseOption(
         Feature.SEGMENTS,
         "has_segments",
         Extension(packing=Packing.SEGMENTS),
@@ -161,6 +183,12 @@ CASE_OPTIONS = (
         "page_size",
         Extension(page_size=3),
         {"block_table": ("block_tables", "page_table"), "page_size": ()},
+    ),
+    CaseOption(
+        Feature.QUANTISED,
+        "codes",
+        Extension(codes=Codes.INT8),
+        {"key_scale": ("k_scale", "k_descale"), "value_scale": ("v_scale", "v_descale"), "codes": ()},
     ),
 )
 """In the order in which their arrays are drawn."""

@@ -14,7 +14,7 @@ from typing import Any
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
-from attention_conformance.spec.features import Extension, Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.features import NOTHING, Extension, Packing, PositionIds, QkNorm, RotaryTables
 
 SIZES = (
     Sizes(),
@@ -30,8 +30,8 @@ SIZES = (
 """Different and coprime extents, deliberate coincidences (B = H, Lq = Lk, B = Lq = Lk, extents of 1), and each extent
 once beyond a tile, a vector or a launch, so that every option meets that too."""
 
-APART = ("page_size", "shared_prefix")
-"""Where keys and values lie changes no answer: chapter paged combines that with the other options."""
+APART = ("page_size", "shared_prefix", "codes", "scaled_by")
+"""Where and as what keys and values are stored is combined with other options in chapters paged and quantised."""
 _EXAMPLES = {
     f.name: values
     for f in fields(Extension)
@@ -78,6 +78,8 @@ TIED: tuple[tuple[str, ...], ...] = (
     ("position_ids", "rotary_base", "rotary_tables"),
     ("rotary_tables", "rotary_base"),
     ("norm_epsilon", "qk_norm"),
+    ("max_distance", "bucketed_bias"),
+    ("bidirectional", "bucketed_bias"),
     ("zero_attn", "causal"),
     ("bias_kv", "causal"),
     *((side, other) for side in ("window_left", "window_right") for other in AROUND_WINDOWS),
@@ -199,6 +201,8 @@ def _mended_extension(case: Case) -> Case:
         case = case.extended(rotary_dim=None, position_ids=PositionIds.NONE)
     if extension.qk_norm is QkNorm.NONE:
         case = case.extended(norm_epsilon=None)
+    if not extension.bucketed_bias:
+        case = case.extended(max_distance=NOTHING.max_distance, bidirectional=True)
     holes = case.mask in (MaskKind.BOOL, MaskKind.INFINITE) or case.padding is not Padding.NONE
     if extension.query_starts:
         case = case.extended(query_start=None)

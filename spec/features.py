@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
+
 
 class Scope(StrEnum):
     """The two levels at which attention is offered."""
@@ -94,6 +96,12 @@ class Feature(StrEnum):
     """Adds a learned bias for each head and distance to the scores."""
     SINUSOIDS = "sinusoids"
     """Offers the sinusoidal encoding of positions."""
+    BUCKETED_BIAS = "bucketed-bias"
+    """A learned bias for each head and bucket of distances is added to the scores."""
+    BUCKET_DISTANCE = "bucket-distance"
+    """The distance from which on all share the last bucket is an argument."""
+    BUCKET_DIRECTIONS = "bucket-directions"
+    """Whether keys after the query have buckets of their own is an argument."""
     SINKS = "sinks"
     """A learned logit for each head that takes a part of the softmax."""
     ZERO_ATTN = "zero-attn"
@@ -116,6 +124,8 @@ class Feature(StrEnum):
     """Several documents in one sequence, separated by segment ids."""
     CUMULATIVE_LENGTHS = "cumulative-lengths"
     """Several documents in one sequence, separated by their lengths."""
+    QUANTISED = "quantised"
+    """Takes keys and values as codes of 8 bits, with scales."""
     PAGED = "paged"
     """Takes keys and values in pages of a shared pool, and a table of the pages of each sample."""
     QK_NORM = "qk-norm"
@@ -210,16 +220,29 @@ class RotaryTables(StrEnum):
     """The same with each number twice in a row."""
 
 
-class KeySplits(StrEnum):
-    """The splits of the keys that are answered on their own, and merged."""
+class Codes(StrEnum):
+    """The numbers that keys and values are stored as; each is exact in every working dtype."""
 
     NONE = "none"
-    PAIR = "pair"
-    """Two, a third of the keys in the first."""
-    MANY = "many"
-    """Up to five of different lengths, of which the first and the last have one key."""
-    EMPTY = "empty"
-    """PAIR, and before, between and behind them one without a key."""
+    """Those of the working dtype."""
+    INT8 = "int8"
+    """Whole numbers from -127 to 127."""
+    E4M3 = "float8-e4m3"
+    """Of 8 bits with 4 for the exponent and 3 for the fraction, the largest 448."""
+    E5M2 = "float8-e5m2"
+    """Of 8 bits with 5 for the exponent and 2 for the fraction."""
+
+
+class ScaledBy(StrEnum):
+    """What has a scale of its own, by which codes are multiplied."""
+
+    TENSOR = "tensor"
+    HEAD = "head"
+    """Each key head."""
+    TOKEN = "token"
+    """Each token of each sample, in each key head."""
+    BLOCK = "block"
+    """Each block of tokens, in each sample and key head: n blocks of Lk / n tokens each, rounded up."""
 
 
 class QkNorm(StrEnum):
@@ -235,15 +258,8 @@ class QkNorm(StrEnum):
     """As `HEAD`, without a gain."""
 
 
-class OutputGates(StrEnum):
-    """The logits whose sigmoid multiplies the output."""
-
-    NONE = "none"
-    """There are none."""
-    CHANNEL = "channel"
-    """One for each channel of each query's output in each head, (B, H, Lq, d_v)."""
-    HEAD = "head"
-    """One for each query's output in each head, (B, H, Lq, 1)."""
+MAX_DISTANCE = 128
+"""From where on all distances share a bucket where nothing is given."""
 
 
 @dataclass(frozen=True)
@@ -266,6 +282,9 @@ class Extension:
         query_starts: that position is given for each sample, and takes the place of `query_start`.
         alibi: a slope for each head is given; slope * distance is subtracted from the scores.
         relative_bias: the largest distance with a learned bias of its own, farther ones share the last; 0: none.
+        bucketed_bias: how many buckets of distances have a learned bias of their own in each head; 0: none.
+        max_distance: from this distance on all share the last bucket.
+        bidirectional: half of the buckets are for keys after the query; else those are all in the first one.
         sinks: a learned logit for each head joins the sum of the softmax, without a value.
         zero_attn: a key and value of zeros, which every query sees, follow the others.
         bias_kv: a learned key and value, which every query sees, follow the others.
@@ -276,6 +295,8 @@ class Extension:
         key_splits: in which splits the keys are answered; the answer does not depend on them.
         packing: how documents are separated.
         page_size: keys and values lie in pages of so many tokens; 0: they are contiguous.
+        codes: keys and values are given as codes of this kind, and as scales by which these are multiplied.
+        scaled_by: what has a scale of its own.
         shared_prefix: the samples share the pages of their first keys, as far as all of them fill these.
         dropout: the probability with which a weight is dropped.
         dropout_seed: seeds the generator that chooses which; negative: the generator is used as it is. If it is not 0,
@@ -297,6 +318,9 @@ class Extension:
     query_starts: bool = False
     alibi: bool = False
     relative_bias: int = 0
+    bucketed_bias: int = 0
+    max_distance: int = MAX_DISTANCE
+    bidirectional: bool = True
     sinks: bool = False
     zero_attn: bool = False
     bias_kv: bool = False
@@ -308,6 +332,8 @@ class Extension:
     packing: Packing = Packing.NONE
     page_size: int = 0
     shared_prefix: bool = False
+    codes: Codes = Codes.NONE
+    scaled_by: ScaledBy = ScaledBy.TENSOR
     dropout: float = 0.0
     dropout_seed: int = 0
     evaluation: bool = False

@@ -8,14 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.spec.cases import Case, Embedding, Layout, ModuleForm, Poison, Scores, Sharing, Values
+from attention_conformance.spec.codes import coded
 from attention_conformance.spec.extra_inputs import extra_arrays, extra_parameters, shared_keys
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.features import Codes, Scope
 from attention_conformance.spec.masks import attention_mask, padding_mask, valid_lengths, visible
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 
 Floats: TypeAlias = NDArray[np.float64]
 
-GIVEN = ("cotangent", "alibi_slopes", "rotary_cos", "rotary_sin")
+GIVEN = ("cotangent", "alibi_slopes", "rotary_cos", "rotary_sin", "key_scale", "value_scale")
 """Numbers that nobody learns."""
 STORED = 50_000
 """Numbers of a case beyond which they are not stored in float64."""
@@ -60,13 +61,17 @@ def _drawn(case: Case, narrow: bool) -> Problem:
     rng = np.random.default_rng([case.seed, case.sizes.query_length, case.sizes.key_length])
     problem = _at_op_level(case, rng, narrow) if case.module is None else _at_module_level(case, rng, narrow)
     names = [n for n, a in problem.arrays().items() if a.dtype.kind not in "bi"]
-    return replace(problem, needs=tuple(n for n in names if n not in GIVEN))
+    of_codes = () if case.extension.codes is Codes.NONE else ("key", "value")
+    return replace(problem, needs=tuple(n for n in names if n not in GIVEN + of_codes))
 
 
 def _at_op_level(case: Case, rng: np.random.Generator, narrow: bool) -> Problem:
     mask, padding, lengths = attention_mask(case, rng), padding_mask(case, rng), valid_lengths(case, rng)
     query, key, value = _heads(case, rng, visible(case, mask, padding, lengths), narrow)
-    s = case.sizes
+    s, extras = case.sizes, extra_arrays(case)
+    if case.extension.codes is not Codes.NONE:
+        kind = case.extension.codes
+        key, value = coded(key, extras["key_scale"], kind), coded(value, extras["value_scale"], kind)
     return Problem(
         scope=Scope.OP,
         query=query,
@@ -81,7 +86,7 @@ def _at_op_level(case: Case, rng: np.random.Generator, narrow: bool) -> Problem:
         cotangent=rng.standard_normal((s.batch, s.num_heads, s.query_length, s.d_v)),
         layout=case.layout,
         extension=case.extension,
-        extras=extra_arrays(case),
+        extras=extras,
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,10 +100,15 @@ class PagedCall:
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """(B, H, Lq, d_v)."""
+        return self.bound_call(query, key, value, **options)()
+
+    def bound_call(self, query: Any, key: Any, value: Any, **options: Any) -> Callable[[], Any]:
+        """The same call with the pages made."""
         if query.shape[0] != key.shape[0]:
             raise ValueError(f"{query.shape[0]} samples of query, and {key.shape[0]} of key and value")
         pages = in_pages(key, value, options)
         others = {name: o for name, o in options.items() if name not in OPTIONS and name != "enable_gqa"}
-        rows = query.swapaxes(1, 2)
-        output = self.function(rows, pages.key, pages.value, pages.table, pages.lengths, **others)
-        return output.swapaxes(1, 2)
+        call = partial(
+            self.function, query.swapaxes(1, 2), pages.key, pages.value, pages.table, pages.lengths, **others
+        )
+        return lambda: call().swapaxes(1, 2)

@@ -10,6 +10,8 @@ from attention_conformance.implementations.builtin.inhouse.cached import CACHED
 from attention_conformance.implementations.builtin.inhouse.paged import IN_NUMPY as PAGED_NUMPY
 from attention_conformance.implementations.builtin.inhouse.paged import IN_TORCH as PAGED_TORCH
 from attention_conformance.implementations.builtin.inhouse.positions import POSITIONS
+from attention_conformance.implementations.builtin.inhouse.quantised import IN_NUMPY as QUANTISED_NUMPY
+from attention_conformance.implementations.builtin.inhouse.quantised import IN_TORCH as QUANTISED_TORCH
 from attention_conformance.implementations.builtin.inhouse.ring_entries import RING_2, RING_4
 from attention_conformance.implementations.builtin.mha import MHA_INDUCTOR, TORCH_MODULES
 from attention_conformance.implementations.builtin.sdpa import SDPA_INDUCTOR, TORCH_OPS
@@ -27,6 +29,7 @@ BUILTIN: tuple[Implementation, ...] = (
     *POSITIONS,
     *CACHED,
     PAGED_NUMPY,
+    QUANTISED_NUMPY,
     RING_2,
 )
 TRITON = () if no_triton() else (triton_entry(),)
@@ -36,7 +39,7 @@ ON_REQUEST: tuple[Implementation, ...] = (
     *TRITON,
 )
 """Costly ones, that take part where --implementation names them in full."""
-NAMED: tuple[Implementation, ...] = (*COMPOSITIONS, PAGED_TORCH)
+NAMED: tuple[Implementation, ...] = (*COMPOSITIONS, PAGED_TORCH, QUANTISED_TORCH)
 """Plain ones to compare with, that take part where --implementation names them in full."""
 ABSENT: Mapping[str, str] = {
     name: why

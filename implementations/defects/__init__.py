@@ -44,11 +44,13 @@ MODULES = (
     "head_gates",
     "qk_norm",
     "rotary_tables",
+    "bucketed_bias",
     "modules",
     "transforms",
     "conventions",
     "merge",
     "paged",
+    "quantised",
     "published",
     "rare",
 )

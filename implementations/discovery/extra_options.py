@@ -42,6 +42,8 @@ def extra_arrays(option: CaseOption, heads: int, keys: int, width: int) -> Mappi
         return {"query_segments": ids, "key_segments": ids.copy()}
     if option.feature is Feature.CUMULATIVE_LENGTHS:
         return {name: np.array([3, keys - 3]) for name in ("query_lengths", "key_lengths")}
+    if option.feature is Feature.QUANTISED:
+        return {name: drawn(heads)[:1].reshape(1, 1, 1, 1) for name in ("key_scale", "value_scale")}
     if option.feature is Feature.PAGED:
         pages = -(-keys // option.example.page_size)
         return {"block_table": np.random.default_rng(8).permutation(2 * pages).reshape(2, pages)}

@@ -163,8 +163,8 @@ def _usual_candidate(
     one_key_head = isinstance(function, OneKeyHead)
     fits = partial(with_key_heads, 1, fits) if one_key_head else fits
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
-    if interface:
-        claims = replace(claims, features=claims.features - interface.lacks, fit=interface.fit)
+    if shipped and interface:
+        claims = replace(claims, features=claims.features - interface.lacks, fit=shipped.fitting[0])
     check, kind, plain = _suited_in_size(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
     check, limits = with_size_limits(check)

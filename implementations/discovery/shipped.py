@@ -10,12 +10,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
-from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported, any_case
+from attention_conformance.implementations.api.contract import Fit, Implementation, Result, any_case
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import Problem
@@ -68,6 +67,7 @@ class Interface:
         exact: whether a function with other parameters, too, is none of it.
         suits: whether a function with these names is of it, where that takes a call; None: all are.
         spellings: names that functions have for more of the suite's options, the first that one has is its own.
+        seen_fit: the fit of a function, by calls, and what they show; in place of `fit`.
         start: what feeds a sequence through its cache piece by piece, see `Cached`; None where it has none.
     """
 
@@ -76,12 +76,13 @@ class Interface:
     call: Call
     options: Mapping[str, str]
     settings: Mapping[str, str] = field(default_factory=dict)
-    fit: Callable[[Case], Case | Unsupported] = any_case
+    fit: Fit = any_case
     lacks: frozenset[Feature] = frozenset()
     either_order: bool = False
     exact: bool = False
     suits: Callable[[Callable[..., Any]], bool] | None = None
     spellings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    seen_fit: Callable[[Shipped], tuple[Fit, str]] | None = None
     start: Callable[[Shipped], Callable[[Any], Any]] | None = None
 
     def own(self, names: Set[str]) -> dict[str, str]:
@@ -126,11 +127,18 @@ class ShippedCall:
         """The same where only the output is returned."""
         return replace(self, returning=False)
 
+    @cached_property
+    def fitting(self) -> tuple[Fit, str]:
+        """The fit of its claims, and what calls have shown of that."""
+        seen = self.interface.seen_fit
+        return seen(self.shipped) if seen else (self.interface.fit, "")
+
     @property
     def notes(self) -> list[str]:
         """How it is called."""
         documented = ", ".join(f"{key}={value}" for key, value in self.interface.settings.items())
-        return [f"called as {self.interface.name}" + (f", with {documented}" if documented else "")]
+        called = f"called as {self.interface.name}" + (f", with {documented}" if documented else "")
+        return [note for note in (called, self.fitting[1]) if note]
 
 
 def as_shipped(function: Callable[..., Any], interfaces: Iterable[Interface]) -> ShippedCall | None:

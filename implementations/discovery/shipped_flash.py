@@ -85,6 +85,19 @@ def packed(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options:
     return joined(output.unflatten(0, (batch, queries)).swapaxes(1, 2), *logs)
 
 
+def packed_by_torch(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+    """(total, H, d) each; the causal flag is a window without keys to the right."""
+    given = dict(options)
+    if given.pop("is_causal", False):
+        given["window_size"] = (given.get("window_size", (-1, -1))[0], 0)
+    places = {f"cu_seq_{name}": _ends(given.get(f"cu_seqlens_{name}"), x) for name, x in (("q", query), ("k", key))}
+    longest = {f"max_{name[-1]}": int(ends.diff().max()) for name, ends in places.items()}
+    grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
+    rows = (x.swapaxes(1, 2).flatten(0, 1) for x in (query, key, value))
+    output, _ = first(shipped.function(*rows, **_keywords(shipped, given), **places, **longest, **grouped))
+    return output.unflatten(0, (query.shape[0], query.shape[2])).swapaxes(1, 2)
+
+
 def feeding(shipped: Shipped) -> Callable[[Any], Any]:
     """What feeds a sequence through its cache: the function writes new keys and values behind those that are held."""
 
@@ -133,6 +146,15 @@ FLASH = (
         packed,
         OPTIONS | DOCUMENTS,
         SETTINGS,
+    ),
+    Interface(
+        "torch.nn.attention.varlen.varlen_attn",
+        frozenset({"query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k", "window_size"}),
+        packed_by_torch,
+        {"is_causal": "window_size", "window_size": "window_size", "scale": "scale"}
+        | {"cu_seqlens_q": "cu_seq_q", "cu_seqlens_k": "cu_seq_k"},
+        SETTINGS,
+        lacks=frozenset({Feature.LOG_SUM_EXP}),
     ),
     Interface(
         "flash_attn_with_kvcache",

@@ -16,6 +16,7 @@ from attention_conformance.implementations.discovery.shipped import (
 )
 from attention_conformance.implementations.discovery.shipped_merge import MERGES
 from attention_conformance.implementations.discovery.shipped_paged import PAGED
+from attention_conformance.implementations.discovery.shipped_quantised import QUANTISED
 from attention_conformance.spec.cases import Case, MaskShape
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
@@ -221,7 +222,7 @@ OTHERS = (
 def interfaces() -> tuple[Interface, ...]:
     """All interfaces that are known; the first whose parameters a function has is its own."""
     if not torch:
-        return (*(each for each in OTHERS if each.call in (jax_nn, onnx)), *MERGES, *PAGED)
+        return (*(each for each in OTHERS if each.call in (jax_nn, onnx)), *MERGES, *PAGED, *QUANTISED)
     from attention_conformance.implementations.discovery.shipped_flash import FLASH
 
-    return (*FLASH, *OTHERS, *MERGES, *PAGED)
+    return (*FLASH, *OTHERS, *MERGES, *PAGED, *QUANTISED)

@@ -13,6 +13,7 @@ import numpy as np
 from attention_conformance.reference.arrays import Booleans, Floats
 from attention_conformance.reference.bounds.extensions import (
     capped_bound,
+    dequantised_bounds,
     multiplied_bounds,
     weight_roundings,
 )
@@ -127,10 +128,10 @@ def forward_bounds(problem: Problem, trace: Trace, precision: Precision) -> Forw
 
 
 def input_bounds(problem: Problem, trace: Trace, precision: Precision) -> Inputs:
-    """Bounds of the projected query, key and value, (B, H or Hk, L, d); zeros at the op level."""
+    """Bounds of the projected query, key and value, (B, H or Hk, L, d); at the op level of what codes stand for."""
     given = trace.inputs
     if problem.scope is Scope.OP:
-        return Inputs(np.zeros_like(given.query), np.zeros_like(given.key), np.zeros_like(given.value))
+        return dequantised_bounds(problem, given, precision)
     bounds = []
     for name, role, rows in (("query", "q", given.query), ("key", "k", given.key), ("value", "v", given.value)):
         inputs, weight = np.abs(_wide(getattr(problem, name))), problem.parameters[f"w_{role}"]

@@ -10,6 +10,7 @@ from attention_conformance.reference.norms import Norm
 from attention_conformance.reference.pipeline import Inputs, Trace
 from attention_conformance.reference.routes import Route
 from attention_conformance.reference.stages import Rotation, gather, repeat_kv
+from attention_conformance.spec.problem import Problem
 
 ANGLE_STEPS = 8.0
 """Roundings of an angle, and of a sine or cosine, in the precision of angles."""
@@ -21,6 +22,8 @@ TANH_ERROR = 8.0
 """Unit roundoffs that a hyperbolic tangent may be off, and its product with the cap."""
 TANH_OF_EXPONENTIALS = 4.0
 """Roundings of numbers near 1 in 2 / (1 + e^-2x) - 1 and the like, in the accumulator, where tanh x is small."""
+SCALE_STEPS = 2.0
+"""Roundings where codes, products with codes, or the factor of scores are multiplied by a scale: product, storing."""
 DROP_STEPS = 3.0
 """Roundings of a weight on its way through dropout: the factor 1 / (1 - p), the product, the result."""
 
@@ -34,6 +37,17 @@ def multiplied_bounds(trace: Trace, inputs: Inputs, precision: Precision) -> tup
     if columns > key.shape[-2]:
         shared = [_followed(rows, columns - key.shape[-2]) for rows in shared]
     return query, shared[0], shared[1]
+
+
+def dequantised_bounds(problem: Problem, given: Inputs, precision: Precision) -> Inputs:
+    """Of query, key and value at the op level: zeros, unless key and value are given as codes."""
+    rounding = gamma(SCALE_STEPS * precision.widest)
+    of = {name: rounding if f"{name}_scale" in problem.extras else 0.0 for name in ("key", "value")}
+    of_key, of_value = (
+        step * np.abs(np.where(np.isfinite(rows), rows, 0.0))
+        for step, rows in ((of["key"], given.key), (of["value"], given.value))
+    )
+    return Inputs(np.zeros_like(given.query), of_key, of_value)
 
 
 def _followed(rows: Floats, extra: int) -> Floats:

@@ -200,7 +200,31 @@ def flash(sequence: Sequence) -> dict[str, Function]:
         outputs, logs = zip(*answers, strict=True)
         return (torch.stack(outputs), torch.stack(logs)) if return_softmax_lse else torch.stack(outputs)
 
-    functions = (flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func, flash_attn_varlen_func)
+    def varlen_attn(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seq_q: Tensor,
+        cu_seq_k: Tensor,
+        max_q: int,
+        max_k: int,
+        *,
+        scale: float | None = None,
+        window_size: tuple[int, int] = (-1, -1),
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        assert enable_gqa is (query.shape[1] != key.shape[1])
+        given = (query, key, value, cu_seq_q, cu_seq_k, max_q, max_k)
+        output: Tensor = flash_attn_varlen_func(*given, softmax_scale=scale, window_size=window_size)
+        return output
+
+    functions = (
+        varlen_attn,
+        flash_attn_func,
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_func,
+    )
     return {function.__name__: function for function in (*functions, flash_attn_with_kvcache)}
 
 

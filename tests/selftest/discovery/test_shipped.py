@@ -31,6 +31,7 @@ PROMISED = {
     "flash_attn_kvpacked_func": OF_FLASH | {Feature.CROSS, Feature.GROUPED},
     "flash_attn_qkvpacked_func": OF_FLASH,
     "flash_attn_varlen_func": OF_FLASH | {Feature.CROSS, Feature.GROUPED, Feature.CUMULATIVE_LENGTHS},
+    "varlen_attn": {Feature.CAUSAL, Feature.SCALE, Feature.WINDOW, Feature.GROUPED, Feature.CUMULATIVE_LENGTHS},
     "flash_attn_with_kvcache": OF_SCORES
     | {Feature.ALIBI, Feature.GROUPED, Feature.CACHE, Feature.STATIC_CACHE, Feature.PAGED, Feature.VALID_LENS},
     "single_prefill_with_kv_cache": OF_SCORES | {Feature.ROTARY, Feature.GROUPED, Feature.BOOL_MASK},
@@ -47,6 +48,8 @@ WRONG = (
     ("flash_attn_kvpacked_func", "value", "scores.dot-product"),
     ("flash_attn_qkvpacked_func", "causal", "causal.square"),
     ("flash_attn_varlen_func", "documents", "packed.lengths"),
+    ("varlen_attn", "documents", "packed.lengths"),
+    ("varlen_attn", "window", "window.extent"),
     ("flash_attn_varlen_func", "slopes", "positions.alibi"),
     ("flash_attn_with_kvcache", "cache", "cache.decode"),
     ("flash_attn_with_kvcache", "window", "window.extent"),

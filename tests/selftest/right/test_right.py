@@ -15,6 +15,7 @@ from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.selftest.right import (
     right,
+    right_bucketed_bias,
     right_cache,
     right_dropout,
     right_merge,
@@ -23,6 +24,7 @@ from attention_conformance.tests.selftest.right import (
     right_paged,
     right_positions,
     right_qk_norm,
+    right_quantised,
     right_reach,
     right_returned,
     right_rotary_tables,
@@ -35,6 +37,7 @@ SLOW = ("online-1", "merged-5")
 REACH = {Feature.GROUPED: "grouped.*", Feature.WINDOW: "window.*", Feature.SOFTCAP: "softcap.*"}
 RETURNED = ("returned.*", "softmax.weights", "softmax.log-sum-exp", "relations.merge")
 CHAPTERS = (
+    ("bucketed-bias", right_bucketed_bias.RIGHT, ("bucketed-bias.*",), 30),
     ("cache", (*right_cache.RIGHT, *CACHED), ("cache.*", "causal.*"), 200),
     ("dropout", right_dropout.RIGHT, ("dropout.*",), 100),
     ("head-gates", right_modules.RIGHT_GATES, ("head-gates.*",), 80),
@@ -44,6 +47,7 @@ CHAPTERS = (
     ("paged", right_paged.RIGHT, ("paged.*",), 190),
     ("positions", right_positions.RIGHT_POSITIONS, ("positions.*",), 60),
     ("qk-norm", right_qk_norm.RIGHT, ("qk-norm.*", "scores.*"), 60),
+    ("quantised", right_quantised.RIGHT, ("quantised.*",), 40),
     ("rotary-tables", right_rotary_tables.RIGHT, ("rotary-tables.*",), 30),
     ("returned", right_returned.RIGHT, RETURNED, 250),
     ("sinks", right_sinks.RIGHT_SINKS, ("sinks.*",), 60),
@@ -60,7 +64,7 @@ def _runs() -> Iterator[Any]:
         yield pytest.param(each, clauses, 80, right_reach.ADVICE.get(each.name, ()), id=f"reach-{each.name}")
     for chapter, implementations, clauses, checks in CHAPTERS:
         for implementation in implementations:
-            advice = right_qk_norm.WITHOUT.get(implementation.name, ())
+            advice = (right_qk_norm.WITHOUT | right_quantised.WITHOUT).get(implementation.name, ())
             yield pytest.param(implementation, clauses, checks, advice, id=f"{chapter}-{implementation.name}")
 
 
