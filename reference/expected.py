@@ -20,7 +20,8 @@ from attention_conformance.reference.pipeline import Pipeline, Trace, gated, mix
 from attention_conformance.reference.positions import positions
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import Conventions, LogBase, LogOfNothing, ReturnedWeights
-from attention_conformance.spec.features import OutputGates, Packing, Scope
+from attention_conformance.spec.features import Packing, Scope
+from attention_conformance.spec.gates_and_splits import OutputGates
 from attention_conformance.spec.problem import Problem
 
 Indices: TypeAlias = NDArray[np.intp]
@@ -172,7 +173,7 @@ def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:
 def can_sample_rows(problem: Problem) -> bool:
     """Whether nothing but a causal flag depends on the positions of rows."""
     extension = problem.extension
-    biased = extension.alibi or extension.relative_bias
+    biased = extension.alibi or extension.relative_bias or extension.bucketed_bias
     placed = extension.query_starts or extension.windowed or extension.rotates or biased
     gated_rows = extension.output_gates is not OutputGates.NONE
     return not placed and not gated_rows and extension.packing is Packing.NONE

@@ -5,11 +5,13 @@ from math import prod
 
 import numpy as np
 
-from attention_conformance.reference.arrays import Floats
+from attention_conformance.reference.arrays import Floats, Integers
 from attention_conformance.reference.pipeline import Inputs, Trace, gated, merge_heads, split_heads
+from attention_conformance.reference.positions import buckets
 from attention_conformance.reference.stages import gather
 from attention_conformance.spec.conventions import EmptyRow
-from attention_conformance.spec.features import OutputGates, Scope
+from attention_conformance.spec.features import Scope
+from attention_conformance.spec.gates_and_splits import OutputGates
 from attention_conformance.spec.problem import Problem
 
 
@@ -121,6 +123,8 @@ def _extension_gradients(problem: Problem, trace: Trace, step: Backward, cotange
         by_name["sinks"] = step.scores[..., -1].sum((-3, -1))
     if "relative_bias" in problem.extras:
         by_name["relative_bias"] = by_distance(problem, trace, given_keys(problem, step.scores))
+    if "bucketed_bias" in problem.extras:
+        by_name["bucketed_bias"] = by_bucket(problem, trace, given_keys(problem, step.scores))
     if trace.gates is not None:
         by_name["head_gates"] = (cotangent * gated(trace.mixed, None, trace.opened)).sum((-4, -2, -1))
     if trace.opened is not None:
@@ -147,10 +151,21 @@ def per_channel(problem: Problem) -> bool:
 def by_distance(problem: Problem, trace: Trace, scores: Floats) -> Floats:
     """(H, 2 R + 1): (B, H, Lq, Lk) summed over what shares an entry of the table of relative biases."""
     most = problem.extension.relative_bias
-    width, heads = 2 * most + 1, scores.swapaxes(-4, -3)
+    return _by_entry(scores, trace.places.clipped(most), 2 * most + 1)
+
+
+def by_bucket(problem: Problem, trace: Trace, scores: Floats) -> Floats:
+    """(buckets, H): the same for what shares a bucket."""
+    entries = buckets(trace.places, problem.extension)
+    return _by_entry(scores, entries, problem.extension.bucketed_bias).swapaxes(-1, -2)
+
+
+def _by_entry(scores: Floats, entries: Integers, width: int) -> Floats:
+    """(H, width): (B, H, Lq, Lk) summed over what has the same entry (B, Lq, Lk)."""
+    heads = scores.swapaxes(-4, -3)
     tables = np.arange(prod(heads.shape[:-3])).reshape(*heads.shape[:-3], 1, 1, 1)
-    entries = np.broadcast_to(trace.places.clipped(most), heads.shape) + width * tables
-    sums = np.bincount(entries.ravel(), heads.ravel(), minlength=width * tables.size)
+    at = np.broadcast_to(entries, heads.shape) + width * tables
+    sums = np.bincount(at.ravel(), heads.ravel(), minlength=width * tables.size)
     return np.asarray(sums, dtype=np.float64).reshape(*heads.shape[:-3], width)
 
 

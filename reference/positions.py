@@ -7,7 +7,7 @@ import numpy as np
 
 from attention_conformance.reference.arrays import Booleans, Integers
 from attention_conformance.spec.conventions import Alignment, Conventions, PaddedPositions
-from attention_conformance.spec.features import PositionIds
+from attention_conformance.spec.features import Extension, PositionIds
 from attention_conformance.spec.problem import Problem
 
 
@@ -46,6 +46,21 @@ class Positions:
     def clipped(self, most: int) -> Integers:
         """(B, Lq, Lk): the entry of a table of relative biases for distances up to `most`."""
         return np.clip(self.ahead, -most, most) + most
+
+
+def buckets(places: Positions, extension: Extension) -> Integers:
+    """(B, Lq, Lk): the row of the table of biases for each distance (chapter bucketed-bias).
+
+    Up to half of a side's buckets hold one distance each, the others grow by equal factors up to `max_distance`.
+    """
+    sides = 2 if extension.bidirectional else 1
+    count, ahead = extension.bucketed_bias // sides, places.ahead
+    distance = np.abs(ahead) if extension.bidirectional else np.maximum(-ahead, 0)
+    exact = count // 2
+    octaves = np.log(np.maximum(distance, exact) / exact) / np.log(extension.max_distance / exact)
+    grown = np.minimum(exact + np.floor(octaves * (count - exact)), count - 1).astype(np.int64)
+    after = count * (ahead > 0) if extension.bidirectional else 0
+    return np.asarray(np.where(distance < exact, distance, grown) + after)
 
 
 def positions(problem: Problem, conventions: Conventions) -> Positions:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.reference.arrays import Booleans, Floats
-from attention_conformance.reference.positions import Positions, positions
+from attention_conformance.reference.positions import Positions, buckets, positions
 from attention_conformance.spec.conventions import Conventions, EmptyRow
 from attention_conformance.spec.problem import Array, Problem
 
@@ -124,6 +124,10 @@ def _added(problem: Problem, allowed: Booleans, places: Positions) -> Added | No
     if "relative_bias" in problem.extras:
         table = problem.extras["relative_bias"].astype(np.float64)
         bias = np.moveaxis(table[..., places.clipped(problem.extension.relative_bias)], -4, -3)
+        parts.append((bias, np.abs(bias)))
+    if "bucketed_bias" in problem.extras:
+        table = problem.extras["bucketed_bias"].astype(np.float64)
+        bias = np.moveaxis(table[..., buckets(places, problem.extension), :], -1, -3)
         parts.append((bias, np.abs(bias)))
     if not parts:
         return None

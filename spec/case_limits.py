@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Extension
 
 MOST_ELEMENTS = 2**23
 """Of the scores, of an input or of a parameter: 64 MiB each in float64. The suite's own cases have fewer."""
@@ -35,9 +36,23 @@ def unusable(case: Case, elements: int = MOST_ELEMENTS) -> str:
         return f"case.extension.page_size is {case.extension.page_size}, and cannot be negative"
     if case.extension.norm_epsilon is not None and case.extension.norm_epsilon < 0.0:
         return f"case.extension.norm_epsilon is {case.extension.norm_epsilon}, and cannot be negative"
+    if wrong := _unusable_buckets(case.extension):
+        return wrong
     most = max(_elements(case))
     if most > elements:
         return f"the case has an array of {most} elements, more than the {elements} that are computed"
+    return ""
+
+
+def _unusable_buckets(extension: Extension) -> str:
+    """Each direction needs two buckets at least, and distances that grow from the exact ones to the last."""
+    buckets, sides = extension.bucketed_bias, 2 if extension.bidirectional else 1
+    if not buckets:
+        return ""
+    if buckets < 2 * sides or buckets % sides:
+        return f"case.extension.bucketed_bias is {buckets}, and has to be {2 * sides} at least, for {sides} equal sides"
+    if extension.max_distance <= buckets // sides // 2:
+        return f"case.extension.max_distance is {extension.max_distance}, and has to be more than the exact distances"
     return ""
 
 
@@ -57,6 +72,7 @@ def _elements(case: Case) -> Iterator[int]:
     yield heads * max(s.query_length, 1) * max(s.key_length, e.cache_length, 1)
     yield heads * rows * max(s.d_k, s.d_v)
     yield s.num_heads * e.relative_bias
+    yield s.num_heads * e.bucketed_bias
     if form is not None:
         widest = max(form.query_dim, form.key_dim, form.value_dim, form.out_dim, 1)
         yield widest * max(s.batch, 1) * rows

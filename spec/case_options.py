@@ -9,13 +9,12 @@ from attention_conformance.spec.features import (
     Codes,
     Extension,
     Feature,
-    KeySplits,
-    OutputGates,
     Packing,
     PositionIds,
     QkNorm,
     RotaryTables,
 )
+from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
 
 
 @dataclass(frozen=True)
@@ -144,6 +143,28 @@ CASE_OPTIONS = (
         "key_splits",
         Extension(key_splits=KeySplits.PAIR),
         {"split_lengths": ("kv_split_lengths", "chunk_lengths")},
+    ),
+    CaseOption(
+        Feature.BUCKETED_BIAS,
+        "bucketed_bias",
+        Extension(bucketed_bias=6),
+        {"bucketed_bias": ()},
+        draw=lambda rng, heads, extension: rng.standard_normal((extension.bucketed_bias, heads)),
+    ),
+    CaseOption(
+        Feature.BUCKET_DISTANCE,
+        "max_distance",
+        Extension(bucketed_bias=6, max_distance=5),
+        {"max_distance": ()},
+        presumed=Extension(bucketed_bias=6),
+    ),
+    CaseOption(
+        Feature.BUCKET_DIRECTIONS,
+        "bidirectional",
+        Extension(bucketed_bias=6, bidirectional=False),
+        {"bidirectional": ()},
+        neutral=True,
+        presumed=Extension(bucketed_bias=6),
     ),
     CaseOption(
         Feature.SEGMENTS,

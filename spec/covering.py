@@ -14,7 +14,7 @@ from typing import Any
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
-from attention_conformance.spec.features import Extension, Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.features import NOTHING, Extension, Packing, PositionIds, QkNorm, RotaryTables
 
 SIZES = (
     Sizes(),
@@ -78,6 +78,8 @@ TIED: tuple[tuple[str, ...], ...] = (
     ("position_ids", "rotary_base", "rotary_tables"),
     ("rotary_tables", "rotary_base"),
     ("norm_epsilon", "qk_norm"),
+    ("max_distance", "bucketed_bias"),
+    ("bidirectional", "bucketed_bias"),
     ("zero_attn", "causal"),
     ("bias_kv", "causal"),
     *((side, other) for side in ("window_left", "window_right") for other in AROUND_WINDOWS),
@@ -199,6 +201,8 @@ def _mended_extension(case: Case) -> Case:
         case = case.extended(rotary_dim=None, position_ids=PositionIds.NONE)
     if extension.qk_norm is QkNorm.NONE:
         case = case.extended(norm_epsilon=None)
+    if not extension.bucketed_bias:
+        case = case.extended(max_distance=NOTHING.max_distance, bidirectional=True)
     holes = case.mask in (MaskKind.BOOL, MaskKind.INFINITE) or case.padding is not Padding.NONE
     if extension.query_starts:
         case = case.extended(query_start=None)

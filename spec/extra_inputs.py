@@ -7,7 +7,8 @@ import numpy as np
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, Padding, Sizes
 from attention_conformance.spec.codes import scales
-from attention_conformance.spec.features import KeySplits, OutputGates, Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.features import Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
 from attention_conformance.spec.masks import real_keys
 from attention_conformance.spec.problem import Array
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
+
 
 class Scope(StrEnum):
     """The two levels at which attention is offered."""
@@ -94,6 +96,12 @@ class Feature(StrEnum):
     """Adds a learned bias for each head and distance to the scores."""
     SINUSOIDS = "sinusoids"
     """Offers the sinusoidal encoding of positions."""
+    BUCKETED_BIAS = "bucketed-bias"
+    """A learned bias for each head and bucket of distances is added to the scores."""
+    BUCKET_DISTANCE = "bucket-distance"
+    """The distance from which on all share the last bucket is an argument."""
+    BUCKET_DIRECTIONS = "bucket-directions"
+    """Whether keys after the query have buckets of their own is an argument."""
     SINKS = "sinks"
     """A learned logit for each head that takes a part of the softmax."""
     ZERO_ATTN = "zero-attn"
@@ -212,18 +220,6 @@ class RotaryTables(StrEnum):
     """The same with each number twice in a row."""
 
 
-class KeySplits(StrEnum):
-    """The splits of the keys that are answered on their own, and merged."""
-
-    NONE = "none"
-    PAIR = "pair"
-    """Two, a third of the keys in the first."""
-    MANY = "many"
-    """Up to five of different lengths, of which the first and the last have one key."""
-    EMPTY = "empty"
-    """PAIR, and before, between and behind them one without a key."""
-
-
 class Codes(StrEnum):
     """The numbers that keys and values are stored as; each is exact in every working dtype."""
 
@@ -262,15 +258,8 @@ class QkNorm(StrEnum):
     """As `HEAD`, without a gain."""
 
 
-class OutputGates(StrEnum):
-    """The logits whose sigmoid multiplies the output."""
-
-    NONE = "none"
-    """There are none."""
-    CHANNEL = "channel"
-    """One for each channel of each query's output in each head, (B, H, Lq, d_v)."""
-    HEAD = "head"
-    """One for each query's output in each head, (B, H, Lq, 1)."""
+MAX_DISTANCE = 128
+"""From where on all distances share a bucket where nothing is given."""
 
 
 @dataclass(frozen=True)
@@ -293,6 +282,9 @@ class Extension:
         query_starts: that position is given for each sample, and takes the place of `query_start`.
         alibi: a slope for each head is given; slope * distance is subtracted from the scores.
         relative_bias: the largest distance with a learned bias of its own, farther ones share the last; 0: none.
+        bucketed_bias: how many buckets of distances have a learned bias of their own in each head; 0: none.
+        max_distance: from this distance on all share the last bucket.
+        bidirectional: half of the buckets are for keys after the query; else those are all in the first one.
         sinks: a learned logit for each head joins the sum of the softmax, without a value.
         zero_attn: a key and value of zeros, which every query sees, follow the others.
         bias_kv: a learned key and value, which every query sees, follow the others.
@@ -326,6 +318,9 @@ class Extension:
     query_starts: bool = False
     alibi: bool = False
     relative_bias: int = 0
+    bucketed_bias: int = 0
+    max_distance: int = MAX_DISTANCE
+    bidirectional: bool = True
     sinks: bool = False
     zero_attn: bool = False
     bias_kv: bool = False

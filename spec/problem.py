@@ -55,6 +55,7 @@ class Problem:
             query first, in the middle, `query_segments` (B, Lq) and `key_segments` (B, Lk) integers, `query_lengths`
             and `key_lengths` (documents,) integers, `query_positions` (B, Lq) and `key_positions` (B, Lk) integers, or
             one row for all samples, `rotary_cos` and `rotary_sin` (positions, r / 2), (B, L, r / 2) or (B, L, r),
+            `bucketed_bias` (buckets, H),
             `gate_logits` (B, H, Lq, d_v) or (B, H, Lq, 1), `query_starts` (B,) integers, `split_lengths` (splits,)
             integers that sum to Lk, `block_table` (B, pages of a sample) integers, the numbers of the pages in which
             its keys and values lie, in their order, `key_scale` and `value_scale` (B or 1, Hk or 1, Lk, blocks or 1, 1)

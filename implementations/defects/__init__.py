@@ -44,6 +44,7 @@ MODULES = (
     "head_gates",
     "qk_norm",
     "rotary_tables",
+    "bucketed_bias",
     "modules",
     "transforms",
     "conventions",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 PUBLISHED = ("attn_mask", "key_padding_mask", "is_causal")
 """Names of a well-known interface: what they promise is judged, not observed."""
 ADDED, PADDED = replace(PLAIN, mask=MaskKind.INFINITE), replace(PLAIN, padding=Padding.RIGHT)
+BY_KEY = replace(MASKED, mask_shape=MaskShape.KEYS)
 MANY = {"batch": 5, "query_length": 3, "key_length": 3}
 EMPTY = replace(PLAIN, padding=Padding.EMPTY_SAMPLE)
 OF_PADDED = (2, 5, 12)
@@ -81,6 +82,9 @@ def with_mask_form(
         return other
     if observed and not _states_polarity(call) and (of_keys := _of_keys(call, check, tried)):
         return of_keys
+    for each in tried if "bool_mask" in spelled else ():
+        if _hides_keys(replace(check, function=each), shaped(BY_KEY, each.form)):
+            return each, check, []
     case = MASKED if "bool_mask" in spelled else BIASED
     last = sorted(forms, key=lambda form: form is MaskForm.SAMPLE)
     for each in (replace(call, form=form) for form in last):
@@ -167,6 +171,19 @@ def has_effect(check: ClaimCheck, case: Case) -> bool:
     """Whether a changed key changes those queries that may see it, and no others, be it causal or not."""
     always = Feature.CAUSAL not in check.claims and not check.claims.premises.causal
     return _has_effect(check, case) or (always and sees_no_later_key(check) and _has_effect(causal(check), case))
+
+
+def _hides_keys(check: ClaimCheck, case: Case) -> bool:
+    """Whether a key that is changed changes queries of those samples that see it alone, where rows may be mixed up."""
+    fitted = fit(case, check.claims)
+    if isinstance(fitted, Unsupported):
+        return False
+    problem = build(fitted, check.dtype)
+    whole = visible(fitted, problem.attn_mask, problem.key_padding_mask, None)
+    seen: Booleans = np.asarray(np.asarray(whole).any((1, 2)))
+    changed = list(changes(check, fitted, each_sample=True, at=KEYS))
+    hidden = any(not seen[:, key].all() for key, _ in changed)
+    return hidden and all(np.array_equal(queries.any(-1), seen[:, key]) for key, queries in changed)
 
 
 def _has_effect(check: ClaimCheck, case: Case) -> bool:

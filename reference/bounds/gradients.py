@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from attention_conformance.reference.bounds.precision import Precision, Roundoff
 from attention_conformance.reference.gradients import (
     Backward,
     backward,
+    by_bucket,
     by_distance,
     cotangent_of_heads,
     given_keys,
@@ -107,16 +109,19 @@ def _extension_bounds(
     scores, samples = (step.scores, errors.scores), problem.batch * trace.query.shape[-2]
     if "sinks" in problem.extras:
         by_name["sinks"] = summed(lambda rows: rows[..., -1].sum((-3, -1)), *scores, samples)
-    if "relative_bias" in problem.extras:
-        terms = samples * problem.key.shape[-2]
-        by_name["relative_bias"] = summed(
-            lambda rows: by_distance(problem, trace, given_keys(problem, rows)), *scores, terms
-        )
+    for name, by_table in (("relative_bias", by_distance), ("bucketed_bias", by_bucket)):
+        if name in problem.extras:
+            of = partial(_of_table, by_table, problem, trace)
+            by_name[name] = summed(of, *scores, samples * problem.key.shape[-2])
     if "bias_k" in problem.parameters:
         terms = samples * trace.query.shape[-3]
         for name, rows, error in (("bias_k", step.key, errors.key), ("bias_v", step.value, errors.value)):
             by_name[name] = summed(lambda each: of_extra_key(problem, trace, each), rows, error, terms)
     return by_name
+
+
+def _of_table(by: Callable[[Problem, Trace, Floats], Floats], problem: Problem, trace: Trace, rows: Floats) -> Floats:
+    return by(problem, trace, given_keys(problem, rows))
 
 
 def _gates_bound(trace: Trace, forward: ForwardBounds, cotangent: Floats, e_g: Floats, precision: Precision) -> Floats:

@@ -10,7 +10,8 @@ from attention_conformance.implementations.api.contract import Result
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern, Sizes
 from attention_conformance.spec.conventions import Conventions, EmptyRow
-from attention_conformance.spec.features import OutputGates, Scope
+from attention_conformance.spec.features import Scope
+from attention_conformance.spec.gates_and_splits import OutputGates
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
-from attention_conformance.spec.features import KeySplits
+from attention_conformance.spec.gates_and_splits import KeySplits
 from attention_conformance.tests.harness.judge.clause_tests import row, table
 
 PAIR = Case(seed=341).extended(key_splits=KeySplits.PAIR)

@@ -41,6 +41,8 @@ class Options(Generic[T]):
         alibi_slopes: (H,); slope * distance is taken off the scores.
         relative_bias: (H, 2 R + 1), added to the scores by distance, the middle one for none; the outermost ones
             count for all distances beyond.
+        bucketed_bias: (buckets, H), added to the scores by bucket: half of them, of each side if bidirectional, hold
+            one distance each, the others grow by one factor, and the last one begins before max_distance.
         sinks: (H,) logits that take a share of the softmax and have no value.
         split_lengths: (splits,) integers that sum to Lk: so many keys at a time are answered, and the answers merged.
         query_norm: (d_k,), or (H * d_k,): queries are divided by the root of their mean square, over each head or over
@@ -72,6 +74,9 @@ class Options(Generic[T]):
     query_starts: T | None = None
     alibi_slopes: T | None = None
     relative_bias: T | None = None
+    bucketed_bias: T | None = None
+    max_distance: int = 128
+    bidirectional: bool = True
     sinks: T | None = None
     query_norm: T | None = None
     key_norm: T | None = None
@@ -100,6 +105,13 @@ class Options(Generic[T]):
             raise ValueError(f"dropout_p is a probability, not {self.dropout_p}")
         if self.softcap is not None and not self.softcap > 0.0:
             raise ValueError(f"softcap must be above 0, not {self.softcap}")
+
+
+def starts(count: int, most: int) -> list[float]:
+    """The distances at which the buckets of one side begin, from that of distance 1 on."""
+    exact = count // 2
+    grown = (exact * (most / exact) ** (n / (count - exact)) for n in range(count - exact))
+    return [*range(1, exact), *grown]
 
 
 EPSILON = 1e-6

@@ -123,7 +123,7 @@ def _steady(call: Options[Array], query: Array, key: Array, value: Array) -> boo
     """Whether it is known beforehand that scores are small enough to do without their maximum."""
     if query.shape[2] < query.shape[3]:
         return False  # to look at all keys and values would take longer
-    added = (call.alibi_slopes, call.relative_bias, call.sinks)
+    added = (call.alibi_slopes, call.relative_bias, call.bucketed_bias, call.sinks)
     if any(x is not None for x in added) or (call.attn_mask is not None and call.attn_mask.dtype.kind != "b"):
         return False
     # No product of two vectors is larger than that of their lengths; NaN compares as False.

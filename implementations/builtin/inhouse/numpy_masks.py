@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_conformance.implementations.builtin.inhouse.call_options import Options
+from attention_conformance.implementations.builtin.inhouse.call_options import Options, starts
 
 Array: TypeAlias = NDArray[Any]
 Tile: TypeAlias = tuple[slice, slice]
@@ -105,6 +105,18 @@ class Sight:
         if table is not None:
             most = table.shape[-1] // 2
             yield np.moveaxis(table[:, np.clip(self.ahead(tile), -most, most) + most], 0, 1)
+        if self.options.bucketed_bias is not None:
+            yield np.moveaxis(self.options.bucketed_bias[self.buckets(tile)], -1, 1)
+
+    def buckets(self, tile: Tile) -> Array:
+        """(B or 1, rows, keys): which row of the table of biases each score gets."""
+        call, ahead = self.options, self.ahead(tile)
+        assert call.bucketed_bias is not None
+        count = len(call.bucketed_bias) // (2 if call.bidirectional else 1)
+        edges = np.asarray(starts(count, call.max_distance))
+        if not call.bidirectional:
+            return np.asarray(np.searchsorted(edges, -ahead, side="right"))
+        return np.asarray(np.searchsorted(edges, np.abs(ahead), side="right") + count * (ahead > 0))
 
 
 def within(ids: Array) -> Array:

@@ -60,6 +60,9 @@ SUPPORTED = {
         "key_positions",
         "alibi_slopes",
         "relative_bias",
+        "bucketed_bias",
+        "max_distance",
+        "bidirectional",
     ),
     *("query_start", "query_starts", "valid_lens", "split_lengths"),
 }
@@ -125,7 +128,8 @@ def merge_state(first: State, second: State, base: float = math.e) -> State:
 _FUNCTIONS = {Feature.SINUSOIDS, Feature.ALIBI_SLOPES, Feature.ROTARY_SCALING}
 _ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY, Feature.POSITION_IDS, Feature.ROTARY_TABLES}
 _STARTS = {Feature.QUERY_START, Feature.QUERY_STARTS, Feature.VALID_LENS, Feature.KEY_SPLITS}
-_BY_POSITION = _ROTARY | _STARTS | {Feature.ALIBI, Feature.RELATIVE_BIAS}
+_BUCKETS = {Feature.BUCKETED_BIAS, Feature.BUCKET_DISTANCE, Feature.BUCKET_DIRECTIONS}
+_BY_POSITION = _ROTARY | _STARTS | _BUCKETS | {Feature.ALIBI, Feature.RELATIVE_BIAS}
 _FEATURES = SDPA_FEATURES | _FUNCTIONS | _BY_POSITION | {Feature.KEY_PADDING, Feature.WEIGHTS, Feature.LOG_SUM_EXP}
 _OTHER = Conventions(
     rotary_pairing=RotaryPairing.INTERLEAVED,

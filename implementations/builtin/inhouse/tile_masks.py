@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.builtin.inhouse.call_options import Options
+from attention_conformance.implementations.builtin.inhouse.call_options import Options, starts
 
 INFINITY = float("inf")
 
@@ -208,12 +208,24 @@ class Masks:
             yield -slopes[:, None, None] * self.ahead(tile).abs()[:, None]
         if table is not None:
             yield table[:, self.entries(tile)].transpose(0, 1)
+        if self.options.bucketed_bias is not None:
+            yield self.options.bucketed_bias[self.buckets(tile)].movedim(-1, 1)
 
     def entries(self, tile: Tile) -> Tensor:
         """(B or 1, rows, keys): which entry of the table of relative biases each score gets."""
         assert self.options.relative_bias is not None
         most = self.options.relative_bias.shape[-1] // 2
         return self.ahead(tile).clamp(-most, most) + most
+
+    def buckets(self, tile: Tile) -> Tensor:
+        """(B or 1, rows, keys): which row of the table of biases by bucket each score gets."""
+        call, ahead = self.options, self.ahead(tile)
+        assert call.bucketed_bias is not None
+        count = len(call.bucketed_bias) // (2 if call.bidirectional else 1)
+        edges = torch.tensor(starts(count, call.max_distance), dtype=torch.float64, device=ahead.device)
+        distance = ahead.abs() if call.bidirectional else -ahead
+        found = torch.bucketize(distance.double(), edges, right=True)
+        return found + count * (ahead > 0) if call.bidirectional else found
 
 
 def cut(mask: Tensor, tile: Tile) -> Tensor:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from attention_conformance.spec.features import MAX_DISTANCE
+
 
 @dataclass(frozen=True)
 class CallOptions:
@@ -26,6 +28,9 @@ class CallOptions:
     query_starts: Tensor | None = None
     alibi_slopes: Tensor | None = None
     relative_bias: Tensor | None = None
+    bucketed_bias: Tensor | None = None
+    max_distance: int = MAX_DISTANCE
+    bidirectional: bool = True
     sinks: Tensor | None = None
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -145,6 +146,20 @@ def add_relative(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
     return scores + table[:, ahead.clamp(-most, most) + most].transpose(0, 1)
 
 
+def bucket(ahead: Tensor, count: int, most: int, bidirectional: bool) -> Tensor:
+    """The row of a table of biases for keys so far ahead (B, Lq, Lk): exact for small distances, then by logarithm."""
+    if bidirectional:
+        return bucket(-ahead.abs(), count // 2, most, False) + count // 2 * (ahead > 0)
+    distance, exact = (-ahead).clamp(min=0), count // 2
+    octaves = torch.log(distance.clamp(min=exact).double() / exact) / math.log(most / exact)
+    return torch.where(distance < exact, distance, exact + (octaves * (count - exact)).long()).clamp(max=count - 1)
+
+
+def add_buckets(scores: Tensor, table: Tensor, of: Tensor) -> Tensor:
+    """The entry (buckets, H) of each bucket (B, Lq, Lk)."""
+    return scores + table[of].movedim(-1, 1)
+
+
 def add_triangle(scores: Tensor, ahead: Tensor) -> Tensor:
     """The causal flag where positions do not just count from the first query and key."""
     return scores.masked_fill((ahead > 0)[:, None], -INFINITY)
@@ -263,6 +278,8 @@ class Steps:
     cap: Callable[[Tensor, float], Tensor] = cap
     add_alibi: Callable[[Tensor, Tensor, Tensor], Tensor] = add_alibi
     add_relative: Callable[[Tensor, Tensor, Tensor], Tensor] = add_relative
+    bucket: Callable[[Tensor, int, int, bool], Tensor] = bucket
+    add_buckets: Callable[[Tensor, Tensor, Tensor], Tensor] = add_buckets
     add_mask: Callable[[Tensor, Tensor], Tensor] = add_mask
     add_padding: Callable[[Tensor, Tensor], Tensor] = add_padding
     add_lengths: Callable[[Tensor, Tensor], Tensor] = add_lengths
@@ -343,6 +360,9 @@ class Steps:
             given = self.add_alibi(given, call.alibi_slopes.to(scores.dtype), ahead)
         if call.relative_bias is not None:
             given = self.add_relative(given, call.relative_bias.to(scores.dtype), ahead)
+        if (table := call.bucketed_bias) is not None:
+            of = self.bucket(ahead, len(table), call.max_distance, call.bidirectional)
+            given = self.add_buckets(given, table.to(scores.dtype), of)
         return torch.cat([given, rest], -1) if rest.shape[-1] else given
 
     def _masked(self, scores: Tensor, where: tuple[Tensor, Tensor], call: CallOptions, keys: int) -> Tensor:

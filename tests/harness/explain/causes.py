@@ -31,7 +31,9 @@ OPTIONS: Mapping[Feature, Callable[[Problem], bool]] = {
     Feature.CAUSAL: lambda problem: problem.causal,
 }
 """Features that a defect may lack, and how a problem shows that it has them."""
+BIASES = ("alibi", "relative_bias", "bucketed_bias")
 POSITIONED = ("rotary_base", "rotary_dim", "rotary_tables", "position_ids", "query_start", "query_starts")
+IGNORED = ("softcap", *BIASES, "sinks", *POSITIONED, "qk_norm", "head_gates", "output_gates")
 DIGITS = 1e-6
 """How well a factor that is measured on one case has to agree between its elements, relative to itself, in float64."""
 
@@ -87,7 +89,7 @@ def causes(claimed: Conventions) -> Iterator[Hypothesis]:
     yield changed("mask ignored", "Apply the attention mask.", lambda p: p.but(attn_mask=None))
     without_padding: Callable[[Problem], Problem] = lambda p: p.but(key_padding_mask=None, valid_lens=None)  # noqa: E731
     yield changed("padding ignored", "Apply the padding mask.", without_padding)
-    for option in ("softcap", "alibi", "relative_bias", "sinks", *POSITIONED, "qk_norm", "head_gates", "output_gates"):
+    for option in IGNORED:
         yield changed(f"{option} ignored", f"Apply {option}.", lambda p, option=option: _without(p, option))  # type: ignore[misc]
     window: Callable[[Problem], Problem] = lambda p: _without(p, "window_left", "window_right")  # noqa: E731
     yield changed("window ignored", "Apply the window.", window)

@@ -27,6 +27,7 @@ FLOATS = {
     **dict.fromkeys(("rotary_cos", "rotary_sin"), ("position", "pair")),
     "log_sum_exp": SCORES[:3],
     "relative_bias": ("head", "distance"),
+    "bucketed_bias": ("bucket", "head"),
     "key_padding_mask": ("sample", "key"),
     **dict.fromkeys(("bias_k", "bias_v"), ("component",)),
 }
@@ -34,6 +35,7 @@ FLOATS = {
 NAMES = {"attn_mask": "mask", "key_padding_mask": "padding mask", "valid": "valid lengths", "alibi_slopes": "slopes"}
 NAMES |= {
     "relative_bias": "table of biases",
+    "bucketed_bias": "table of biases by bucket",
     "head_gates": "gates",
     "gate_logits": "logits of gates",
     "query_norm": "gain of queries",

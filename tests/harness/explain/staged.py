@@ -30,6 +30,7 @@ from attention_conformance.spec.conventions import (
 )
 from attention_conformance.spec.features import PositionIds, QkNorm
 from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.explain.buckets import bucketed
 from attention_conformance.tests.harness.explain.rotations import from_tables, pairs_turned
 
 State: TypeAlias = dict[str, Any]
@@ -85,6 +86,7 @@ def opened(problem: Problem, conventions: Conventions) -> State:
     state |= {"window_left": left, "window_right": right, "window_own": own}
     state |= {"num_heads": problem.num_heads, "num_kv_heads": problem.num_kv_heads, "keys": problem.key.shape[-2]}
     state |= {"softcap": extension.softcap, "rotary_base": extension.rotary_base, "rotary_dim": extension.rotary_dim}
+    state |= {"max_distance": extension.max_distance, "bidirectional": extension.bidirectional}
     state |= {"given_scale": problem.scale, "rotary_tables": extension.rotary_tables}
     if extension.qk_norm is not QkNorm.NONE:
         late = conventions.norm_order is NormOrder.LAST
@@ -298,6 +300,7 @@ STAGES: tuple[Stage, ...] = (
         "alibi_slopes",
     ),
     Stage("relative bias", _biased, ("scores", "relative_bias", "query_places", "key_places"), "relative_bias"),
+    Stage("bias by bucket", bucketed, ("scores", "bucketed_bias", "query_places", "key_places"), "bucketed_bias"),
     Stage("attention mask", _masked, ("scores", "attn_mask", "hidden"), "attn_mask"),
     Stage(
         "padding mask",

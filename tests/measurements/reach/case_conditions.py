@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.spec.cases import Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Sharing, Sizes
-from attention_conformance.spec.features import OutputGates, Packing, QkNorm
+from attention_conformance.spec.features import Packing, QkNorm
+from attention_conformance.spec.gates_and_splits import OutputGates
 from attention_conformance.spec.problem import Array, Problem, lay_out
 from attention_conformance.tests.measurements.reach.condition import Call, Condition, Laid, both, compatible, when
 
@@ -30,6 +31,7 @@ OPTIONS = (
     when("a start of the queries", 8, lambda c: c.extension.query_start is not None, query_start=2),
     when("slopes", 7, lambda c: c.extension.alibi, alibi=True),
     when("a relative bias", 2, lambda c: c.extension.relative_bias > 0, relative_bias=2),
+    when("a bias by bucket", 2, lambda c: c.extension.bucketed_bias > 0, bucketed_bias=6),
     when("sinks", 2, lambda c: c.extension.sinks, sinks=True),
     when("a key of zeros", 2, lambda c: c.extension.zero_attn, zero_attn=True),
     when("a learned key", 2, lambda c: c.extension.bias_kv, bias_kv=True),

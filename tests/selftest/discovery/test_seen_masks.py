@@ -4,6 +4,7 @@ import pytest
 
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case
+from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
 from attention_conformance.tests.selftest.discovery.test_given_forms import text_of
@@ -114,3 +115,10 @@ def test_no_more_tokens_than_a_table_has_rows(make: Make) -> None:
 @pytest.mark.parametrize("stated", ["heads must be divisible by num_kv_heads", "num_heads % self.n_kv_heads"])
 def test_heads_that_divide_among_fewer_say_nothing_of_the_width(make: Make, stated: str) -> None:
     assert make(text_of({"init": f"assert dim % 1 == 0, '{stated}'"})).construct is None
+
+
+def test_what_true_means_is_seen_where_rows_are_mixed_up(make: Make) -> None:
+    masked = "s = s if mask is None else s.masked_fill(mask == 0, -torch.inf)"
+    text = text_of({"inputs": "x, context, mask=None", "y": "context", "masked": masked})
+    made = make(text.replace(".transpose(1, 2).flatten(2)", ".reshape(x.shape)"))
+    assert made.claims.conventions.bool_mask is Polarity.MAY_ATTEND

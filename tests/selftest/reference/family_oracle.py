@@ -211,6 +211,17 @@ def capped(task: Task, score: Number) -> Number:
     return score if limit is None else limit * task.arithmetic.tanh(score / limit)
 
 
+def bucket(problem: Problem, ahead: int) -> int:
+    """The bucket of a key so far ahead: the last one that begins at its distance or before."""
+    e = problem.extension
+    count = e.bucketed_bias // (2 if e.bidirectional else 1)
+    distance = abs(ahead) if e.bidirectional else max(-ahead, 0)
+    exact = count // 2
+    begin = [*range(exact), *(exact * (e.max_distance / exact) ** (n / (count - exact)) for n in range(count - exact))]
+    own: int = sum(distance >= each for each in begin) - 1
+    return own + count * int(e.bidirectional and ahead > 0)
+
+
 def position_biases(task: Task, place: tuple[int, int, int, int]) -> list[Number]:
     """What ALiBi and relative biases add to one score."""
     (b, h, i, j), problem, number = place, task.problem, task.arithmetic.number
@@ -221,4 +232,6 @@ def position_biases(task: Task, place: tuple[int, int, int, int]) -> list[Number
     if "relative_bias" in problem.extras:
         entry = most + int(math.copysign(min(abs(ahead), most), ahead))
         biases.append(number(problem.extras["relative_bias"][h, entry]))
+    if "bucketed_bias" in problem.extras:
+        biases.append(number(problem.extras["bucketed_bias"][bucket(problem, ahead), h]))
     return biases

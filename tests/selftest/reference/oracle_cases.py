@@ -18,7 +18,8 @@ from attention_conformance.spec.cases import (
     Sizes,
 )
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.spec.features import Extension, OutputGates, Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.features import Extension, Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.gates_and_splits import OutputGates
 
 CROSS = ModuleForm(Sharing.NONE, 13, 11, 17, 10, bias=True, output_projection=True, output_bias=True)
 KEY_VALUE = ModuleForm(Sharing.KEY_VALUE, 13, 11, 11, 10, output_projection=True)
@@ -148,6 +149,8 @@ SCORED = [
     Case(sizes=FEW, causal=True).extended(alibi=True, query_start=3),
     Case(sizes=FEW, mask=MaskKind.INFINITE, mask_shape=MaskShape.SAMPLE).extended(relative_bias=2),
     Case(sizes=FEW_SQUARE).extended(relative_bias=9),
+    Case(sizes=FEW_SQUARE).extended(bucketed_bias=8, max_distance=5),
+    Case(sizes=FEW).extended(bucketed_bias=5, max_distance=9, bidirectional=False, query_start=9),
 ]
 EXTENDED = [
     Case(sizes=FEW).extended(sinks=True),

@@ -15,6 +15,7 @@ from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.selftest.right import (
     right,
+    right_bucketed_bias,
     right_cache,
     right_dropout,
     right_merge,
@@ -36,6 +37,7 @@ SLOW = ("online-1", "merged-5")
 REACH = {Feature.GROUPED: "grouped.*", Feature.WINDOW: "window.*", Feature.SOFTCAP: "softcap.*"}
 RETURNED = ("returned.*", "softmax.weights", "softmax.log-sum-exp", "relations.merge")
 CHAPTERS = (
+    ("bucketed-bias", right_bucketed_bias.RIGHT, ("bucketed-bias.*",), 30),
     ("cache", (*right_cache.RIGHT, *CACHED), ("cache.*", "causal.*"), 200),
     ("dropout", right_dropout.RIGHT, ("dropout.*",), 100),
     ("head-gates", right_modules.RIGHT_GATES, ("head-gates.*",), 80),
