@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Unsupported
@@ -12,7 +11,7 @@ from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Codes, ScaledBy
 from attention_conformance.spec.optional import optional
 
-torch = optional("torch")
+ml_dtypes, torch = optional("ml_dtypes"), optional("torch")
 
 OPTIONS = frozenset({"key_scale", "value_scale", "codes"})
 DTYPES = {Codes.INT8: "int8", Codes.E4M3: "float8_e4m3fn", Codes.E5M2: "float8_e5m2"}
