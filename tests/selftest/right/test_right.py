@@ -1,6 +1,6 @@
 """Right implementations pass everything that they claim, however unusual their style is."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
@@ -90,7 +90,12 @@ def test_is_not_accused(
     accused = [v for v in verdicts if v.status is not Status.PASS and v.clause not in advice and not _undecided(v)]
     assert not accused, "\n".join(f"{v.clause} in {v.dtype}: {v.failure or v.reason}" for v in accused)
     assert {v.dtype for v in verdicts} == set(dtypes)
-    assert sum(v.checks for v in verdicts) > checks * len(dtypes) / len(implementation.claims.dtypes)
+    # Half types have fewer, as the bounds of some are too wide.
+    assert sum(v.checks for v in verdicts) > checks * len(_wide(dtypes)) / len(implementation.claims.dtypes)
+
+
+def _wide(dtypes: Sequence[str]) -> list[str]:
+    return [dtype for dtype in dtypes if dtype not in HALF]
 
 
 def _undecided(verdict: Verdict) -> bool:

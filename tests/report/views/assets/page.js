@@ -7,12 +7,13 @@
   const text = (each) => each.textContent.toLowerCase();
   const element = (id) => document.getElementById(id);
 
-  // What the filters look at is read once: a page may have thousands of rows. One that holds gets its address here.
+  // What the filters look at is read once: a page may have thousands of rows. One that holds gets its address and its class here.
   const rows = all("table.rows").flatMap((table) => {
     const section = table.closest(".implementation"), chapter = table.closest(".chapter");
     const dtypes = [...table.tHead.rows[0].cells].slice(1, -1).map((each) => each.textContent);
     return [...table.tBodies[0].rows].map((row) => {
       const clause = row.cells[0].textContent.trim(), norm = clauses.get(clause);
+      if (!row.id) row.className = "h";
       row.id = section.id + clause;
       const finding = all(".finding", chapter).find((each) => each.dataset.row === row.id);
       const cells = [...row.cells].slice(1, -1), kinds = cells.map((each) => row.className || each.className);
