@@ -40,8 +40,8 @@ def sines_taken_for_cosines(rows: Tensor, cosines: Tensor, sines: Tensor) -> Ten
 def tables_for_adjacent_components(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     width = 2 * cosines.shape[-1]
     part = torch.cat([rows[..., :width:2], rows[..., 1:width:2]], -1)
-    turned = torch.stack(correct.turn(part, cosines, sines).chunk(2, -1), -1).flatten(-2)
-    return torch.cat([turned, rows[..., width:]], -1)
+    rotated = torch.stack(correct.turn(part, cosines, sines).chunk(2, -1), -1).flatten(-2)
+    return torch.cat([rotated, rows[..., width:]], -1)
 
 
 @breaks_turn("rotary-tables.gradient")
@@ -99,11 +99,11 @@ def keys_by_the_start_of_queries(of_query: Tensor, of_key: Tensor, call: CallOpt
 
 @breaks_tables(*EVERYWHERE, "rotary-tables.gradient", holds=PLAIN)
 def queries_alone_by_the_tables(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-    turned: list[bool] = []
+    calls: list[bool] = []
 
     def turn(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        turned.append(True)
-        return correct.turn(rows, cosines, sines) if len(turned) == 1 else rows
+        calls.append(True)
+        return correct.turn(rows, cosines, sines) if len(calls) == 1 else rows
 
     return Steps(turn=turn)(query, key, value, **options)
 

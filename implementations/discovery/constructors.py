@@ -216,9 +216,9 @@ def constructor(kind: type[nn.Module]) -> Constructor:
         parameters = {**inspect.signature(nn.MultiheadAttention).parameters, **parameters}
     if name := settings_parameter(signature):
         needed = [p.name for p in parameters.values() if required(p) and p.name != name]
-        beside = {each: size for each in needed if (size := size_of(each)) and size is not Size.FLAG}
-        flags = {each: False for each in needed if each not in beside}
-        return Constructor(kind, settings=name, options=flags, sizes=beside)
+        counted = {each: size for each in needed if (size := size_of(each)) and size is not Size.FLAG}
+        flags = {each: False for each in needed if each not in counted}
+        return Constructor(kind, settings=name, options=flags, sizes=counted)
     named = {"embed_dim", "num_heads"} <= set(parameters)
     known_sizes = {} if named else _known_sizes(signature)
     if known_sizes:

@@ -13,14 +13,14 @@ from attention_conformance.implementations.discovery.shipped import RETURNING
 from attention_conformance.implementations.discovery.signatures import signature_of
 from attention_conformance.spec.features import Feature
 
-WEIGHTS = ("need_weights", "return_weights", "return_attn", "return_attention", "return_attention_weights")
-FLAGS = frozenset({*WEIGHTS, "return_attn_weights", "output_attentions", *RETURNING})
+OF_WEIGHTS = ("weights", "attn", "attn_weights", "attention", "attention_weights")
+FLAGS = frozenset({"need_weights", "output_attentions", *(f"return_{name}" for name in OF_WEIGHTS), *RETURNING})
 """Parameters that are False where only the output is wanted."""
 MORE = {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requesting:
     """A function whose flags are set in every call."""
 
     function: Callable[..., Any]
@@ -38,7 +38,7 @@ class Asked:
 def with_all_it_returns(
     made: Implementation, function: Callable[..., object], make: Callable[[Callable[..., object]], Implementation]
 ) -> Implementation:
-    """The implementation, or the one of the function asked for more, where its flags make it return more.
+    """The implementation, or the one of the function with its flags set, where these make it return more.
 
     As it is called without them is another path then, whose output has to be the same.
     """
@@ -47,9 +47,9 @@ def with_all_it_returns(
     if not flags or MORE & made.claims.features:
         return made
     try:
-        asked = make(Asked(function, flags))
+        whole = make(Requesting(function, flags))
     except TargetError:
         return made
-    if not MORE & asked.claims.features or made.claims.features - asked.claims.features:
+    if not MORE & whole.claims.features or made.claims.features - whole.claims.features:
         return made
-    return replace(asked, alternatives={**asked.alternatives, f"without {' and '.join(flags)}": made.run})
+    return replace(whole, alternatives={**whole.alternatives, f"without {' and '.join(flags)}": made.run})

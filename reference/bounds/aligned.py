@@ -30,7 +30,7 @@ RESULT = 2.0
 """Roundings of each element of a result: before and after its division or scaling."""
 UNIFORM = 1.0 / 3.0
 """A rounding error is uniform between its limits, which makes it sub-Gaussian with this part of their square."""
-BIASES = ("alibi_slopes", "relative_bias", "bucketed_bias", "key_scale", "value_scale")
+ROUNDED = ("alibi_slopes", "relative_bias", "bucketed_bias", "key_scale", "value_scale")
 """Arrays that are added to the scores, or multiply keys and values, and have roundings of their own."""
 FORMS = 2.0
 """Ways in which D may be formed, from the weights or from the output, each with roundings of its own."""
@@ -100,7 +100,7 @@ def _applies(problem: Problem, trace: Trace, forward: ForwardBounds) -> bool:
         unchanged
         and trace.routes.direct
         and trace.key.shape[-2] == problem.key.shape[-2]
-        and not {*problem.extras} & {*BIASES}
+        and not {*problem.extras} & {*ROUNDED}
     )
     moderate = trace.weights.size > 0 and float(forward.scores.max()) <= NEAR
     return half and problem.scope is Scope.OP and plain and moderate and _finite(trace)

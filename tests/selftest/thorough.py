@@ -1,4 +1,4 @@
-"""What `make thorough` runs beside `make test`: tests that repeat others, in more dtypes, variants or processes."""
+"""What `make thorough` adds to `make test`: tests that repeat others, in more dtypes, variants or processes."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -4,14 +4,16 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from attention_conformance.spec.features import MAX_DISTANCE
+
 T = TypeVar("T")
 Shape: TypeAlias = tuple[int, ...]
 PAIRS: tuple[tuple[str, str], ...] = (
     ("query_segments", "key_segments"),
     ("cu_seqlens_q", "cu_seqlens_k"),
     ("query_positions", "key_positions"),
+    ("rotary_cos", "rotary_sin"),
 )
-PAIRS += (("rotary_cos", "rotary_sin"),)
 GAINS = ("query_norm", "key_norm")
 """Options of queries, and those of keys that go with them."""
 
@@ -75,7 +77,7 @@ class Options(Generic[T]):
     alibi_slopes: T | None = None
     relative_bias: T | None = None
     bucketed_bias: T | None = None
-    max_distance: int = 128
+    max_distance: int = MAX_DISTANCE
     bidirectional: bool = True
     sinks: T | None = None
     query_norm: T | None = None

@@ -22,7 +22,9 @@ def rotated_pair(
     rows = ((query, "query"), (key, "key"))
     if cosines is not None and sines is not None:
         given = cosines, sines
-        first, second = (turned(x, *_rows(given, masks.rotated_at(role), pairing, form), pairing) for x, role in rows)
+        first, second = (
+            rotated_by(x, *_rows(given, masks.rotated_at(role), pairing, form), pairing) for x, role in rows
+        )
     elif base is not None:
         first, second = (rotated(x, masks.rotated_at(role), base, dim, pairing) for x, role in rows)
     else:
@@ -52,14 +54,14 @@ def rotated(
     """
     half = (rows.shape[-1] if dim is None else dim) // 2
     angles = places[..., None] * base ** (-torch.arange(half, dtype=torch.float64, device=rows.device) / half)
-    return turned(rows, angles.cos(), angles.sin(), pairing)
+    return rotated_by(rows, angles.cos(), angles.sin(), pairing)
 
 
-def turned(rows: Tensor, cosines: Tensor, sines: Tensor, pairing: RotaryPairing) -> Tensor:
+def rotated_by(rows: Tensor, cosines: Tensor, sines: Tensor, pairing: RotaryPairing) -> Tensor:
     """(B, H, L, d) with as many pairs rotated as there are cosines and sines, (B or 1, L, r / 2)."""
     half, dtype = cosines.shape[-1], wide(rows.dtype)
     if 2 * half < rows.shape[-1]:
-        return torch.cat([turned(rows[..., : 2 * half], cosines, sines, pairing), rows[..., 2 * half :]], -1)
+        return torch.cat([rotated_by(rows[..., : 2 * half], cosines, sines, pairing), rows[..., 2 * half :]], -1)
     shape, axis = ((2, half), -2) if pairing is RotaryPairing.HALVES else ((half, 2), -1)
     cosines, sines = (table.to(dtype)[:, None] for table in (cosines, sines))
     first, second = rows.to(dtype).unflatten(-1, shape).unbind(axis)

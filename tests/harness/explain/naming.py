@@ -83,8 +83,8 @@ def explanation(
     found = search.one(when) if when else None
     if found is not None or not several:
         return found
-    for conditioned in (search.two, search.most):
-        if found := conditioned(()) or (conditioned(when) if when else None):
+    for find in (search.two, search.most):
+        if found := find(()) or (find(when) if when else None):
             return found
     return None
 

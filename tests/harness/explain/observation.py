@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class Observation:
         exception: the same as it is, and where it was raised.
         errors: its distance from the reference, in bounds, part by part.
         rows: what is compared of the output; None: all of it.
-        met: what was found out about hypotheses on it, so that none is asked twice.
+        found: what `scoring` found for hypotheses on it, by what was looked for and the id of the hypothesis.
     """
 
     case: Case
@@ -53,7 +53,7 @@ class Observation:
     raised: str = ""
     exception: str = ""
     rows: Booleans | None = None
-    met: dict[tuple[int, bool], tuple[object, float]] = field(init=False, repr=False, default_factory=dict)
+    found: dict[tuple[str, int], tuple[object, Any]] = field(init=False, repr=False, default_factory=dict)
 
     def without_empty_rows(self, conventions: Conventions) -> Observation:
         """The same where rows without any key are left out, with the output alone where there are some."""

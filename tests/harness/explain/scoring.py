@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import guarded, restored
@@ -14,6 +15,8 @@ from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.explain.causes import Hypothesis
 from attention_conformance.tests.harness.explain.observation import Observation, answered
 from attention_conformance.tests.harness.judge.comparison import error_ratios, part_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,34 +45,34 @@ def scored(
     hypothesis: Hypothesis, failing: Sequence[Observation], passing: Sequence[Observation], claimed: Conventions
 ) -> Score:
     """How a hypothesis does in these cases."""
-    errors = {id(each): _met(hypothesis, each, claimed, fails=True) for each in failing}
-    explained = tuple(each for each in failing if errors[id(each)] <= 1.0)
-    agree = [(each, _met(hypothesis, each, claimed, fails=False)) for each in passing]
-    agreeing = tuple(each for each, agrees in agree if agrees == AGREES)
-    contradicting = tuple(each for each, agrees in agree if agrees == CONTRADICTS)
+    distances = [(each, _once(_distance, hypothesis, each, claimed)) for each in failing]
+    agree = [(each, _once(_agrees, hypothesis, each, claimed)) for each in passing]
+    explained = [(each, distance) for each, distance in distances if distance <= 1.0]
     return Score(
-        hypothesis, explained, agreeing, contradicting, max((errors[id(each)] for each in explained), default=0.0)
+        hypothesis,
+        tuple(each for each, _ in explained),
+        tuple(each for each, agrees in agree if agrees),
+        tuple(each for each, agrees in agree if agrees is False),
+        max((distance for _, distance in explained), default=0.0),
     )
 
 
-AGREES, CONTRADICTS = 1.0, 0.0
-
-
-def _met(hypothesis: Hypothesis, each: Observation, claimed: Conventions, fails: bool) -> float:
-    """How far its answer is from a failing one; whether it agrees with a passing one, NaN if that cannot be told."""
-    key = id(hypothesis), fails
-    if key not in each.met:
-        if fails:
-            found = _distance(hypothesis, each, claimed)
-        else:
-            agrees = _agrees(hypothesis, each, claimed)
-            found = math.nan if agrees is None else AGREES if agrees else CONTRADICTS
-        each.met[key] = hypothesis, found  # which keeps the hypothesis, so that no other gets its id
-    return each.met[key][1]
+def _once(
+    find: Callable[[Hypothesis, Observation, Conventions], T],
+    hypothesis: Hypothesis,
+    each: Observation,
+    claimed: Conventions,
+) -> T:
+    """What is found for a hypothesis in a case, which is kept there: a diagnosis needs it several times."""
+    key = find.__name__, id(hypothesis)
+    if key not in each.found:
+        each.found[key] = hypothesis, find(hypothesis, each, claimed)  # the hypothesis keeps its id as long
+    found: T = each.found[key][1]
+    return found
 
 
 def _distance(hypothesis: Hypothesis, each: Observation, claimed: Conventions) -> float:
-    """From the candidate's answer, in units of what would count as the same; infinite if it explains nothing there."""
+    """Of its answer from the candidate's, in units of what would count as the same; infinite if it explains nothing."""
     if not (hypothesis.applies_to(each.problem) and hypothesis.affects(each.problem)):
         return math.inf
     other, raised = _answered(hypothesis, each.problem)

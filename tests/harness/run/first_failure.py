@@ -9,7 +9,7 @@ import pytest
 from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
 from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck
 from attention_conformance.tests.harness.run.selection import hushed
-from attention_conformance.tests.harness.run.session import SuiteSession
+from attention_conformance.tests.harness.run.session import FirstDiagnosis, SuiteSession
 from attention_conformance.tests.report.verdict import LOSSES, Status, Verdict
 from attention_conformance.tests.report.views.first_screen import cause
 from attention_conformance.tests.report.wording import one_line
@@ -67,7 +67,7 @@ class FirstFailure:
                 checks, dtypes = failing_checks([verdict]), [verdict.dtype]
                 found = diagnose(implementation, checks, self.state.settings.device, dtypes, several=False)
             if found is not None and found.name:
-                self.state.diagnosed = checks, dtypes, found
+                self.state.diagnosed = FirstDiagnosis(checks, dtypes, found)
                 return f"so far, it {found}"
         place = f" ({verdict.failure.place})" if verdict.failure.place else ""
         return f"{verdict.clause} in {verdict.dtype}: {one_line(verdict.failure.message)}{place}"

@@ -9,7 +9,7 @@ from attention_conformance.implementations.worker.process import how_ended
 from attention_conformance.implementations.worker.remote import Remote
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.harness.explain.diagnosis import Diagnosis, FailingCheck, diagnose, failing_checks
+from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
 from attention_conformance.tests.harness.explain.failure_artifacts import FOLDER, Explained, explained
 from attention_conformance.tests.harness.explain.reduction import lines
 from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed, clause_tests, dtypes_of
@@ -18,6 +18,7 @@ from attention_conformance.tests.harness.judge.observed_conventions import DISAG
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.command_lines import replaying
 from attention_conformance.tests.harness.run.run_records import failure_record, weight_map
+from attention_conformance.tests.harness.run.session import FirstDiagnosis
 from attention_conformance.tests.report.model import DiagnosisRecord, ObservationRecord
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import LOSSES, Status, Verdict
@@ -62,7 +63,7 @@ def record_diagnoses(
     implementations: Sequence[Implementation],
     device: str,
     adapter_mistakes: Mapping[str, tuple[str, ...]] | None = None,
-    diagnosed: tuple[list[FailingCheck], list[str], Diagnosis] | None = None,
+    diagnosed: FirstDiagnosis | None = None,
 ) -> dict[str, tuple[str, ...]]:
     """Records what explains the failures of each implementation: mistakes of its adapter, or a known defect.
 
@@ -77,8 +78,11 @@ def record_diagnoses(
         mistakes = (adapter_mistakes or {}).get(implementation.name, ())
         if mistakes:  # where the form of the inputs is wrong, a name that fits the answers does so by chance
             diagnosis = None
-        elif diagnosed is not None and diagnosed[:2] == (checks, dtypes):  # of the only candidate
-            diagnosis = diagnosed[2]
+        elif diagnosed is not None and (diagnosed.checks, diagnosed.dtypes) == (
+            checks,
+            dtypes,
+        ):  # of the only candidate
+            diagnosis = diagnosed.diagnosis
         else:
             diagnosis = diagnose(implementation, checks, device, dtypes)
         lost = [v.failure.message for v in own if v.failure is not None and v.failure.kind in LOSSES]

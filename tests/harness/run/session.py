@@ -28,6 +28,15 @@ LOSSES = "losses"
 """Under which a process of several is given the folder in which all of them count lost processes of candidates."""
 
 
+@dataclass(frozen=True)
+class FirstDiagnosis:
+    """The diagnosis of the first failure, with the checks that it explains, and the dtypes that were looked at."""
+
+    checks: list[FailingCheck]
+    dtypes: list[str]
+    diagnosis: Diagnosis
+
+
 @dataclass
 class SuiteSession:
     """The selection, and the recorder that collects its verdicts.
@@ -37,7 +46,7 @@ class SuiteSession:
         crashed: whether the code of the suite raised an exception where a verdict was due.
         leftovers: what candidates have left running, a line each; those of other processes of the suite too.
         ends: verdicts on bad ends of candidates' processes that other processes of the suite have seen.
-        diagnosed: the diagnosis of the first failure, and the checks and dtypes that it explains.
+        diagnosed: what explains the first failure, once it is known.
         shown: the first failure with a smallest case, for the first screen.
         planned: what this process was to check.
         budget: of the run; without an end where none was given.
@@ -52,7 +61,7 @@ class SuiteSession:
     crashed: bool = False
     leftovers: list[str] = field(default_factory=list)
     ends: list[Verdict] = field(default_factory=list)
-    diagnosed: tuple[list[FailingCheck], list[str], Diagnosis] | None = None
+    diagnosed: FirstDiagnosis | None = None
     shown: Explained | None = None
     planned: list[PlannedCheck] = field(default_factory=list)
     adapter_mistakes: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -25,8 +25,8 @@ def exchanged(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     width = cosines.shape[-1]
     part, rest = rows[..., :width], rows[..., width:]
     first, second = part.chunk(2, -1)
-    turned = part * cosines.to(rows.dtype) + torch.cat([-second, first], -1) * sines.to(rows.dtype)
-    return torch.cat([turned, rest], -1)
+    rotated = part * cosines.to(rows.dtype) + torch.cat([-second, first], -1) * sines.to(rows.dtype)
+    return torch.cat([rotated, rest], -1)
 
 
 def of_positions(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
