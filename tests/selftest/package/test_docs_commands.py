@@ -20,7 +20,6 @@ RESULTS = {"audit", "benchmark-calibration", "bounds", "conventions", "diagnosis
 GUIDES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem not in RESULTS]
 PAGES = [ROOT / "README.md", *GUIDES]
 TRITON = "TRITON_INTERPRET=1 attention-conformance check my_kernel.py:attention --dtype float32"
-JUDGED = "implementations/packages/judged.json"
 HEAVY: Mapping[str, str] = {
     "make conformance": "judges all that is built in, in minutes; continuous integration does",
     "make test": "runs this very test",
@@ -29,7 +28,6 @@ HEAVY: Mapping[str, str] = {
     "make docs": "installs everything first; test_docs builds the pages",
     "attention-conformance vectors judge vectors answers --report report": "test_vectors judges answers",
     "attention-conformance matrix --report matrix --jobs 2": "installs packages; test_matrix judges one",
-    f"attention-conformance matrix 'keras*' --report matrix --since {JUDGED}": "the same",
     "make links": "requests every address on the web",
     "pip install .": "takes long, and test_wheel builds and installs the wheel",
     "pip install 'attention-conformance[triton]'": "Triton is an extra of hundreds of megabytes",
