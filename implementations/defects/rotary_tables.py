@@ -23,49 +23,49 @@ TABLES = frozenset({Feature.ROTARY_TABLES, Feature.QUERY_START, Feature.POSITION
 EVERYWHERE = ("rotary-tables.scores", "rotary-tables.start", "rotary-tables.ids")
 PLAIN = ("scores.dot-product", "causal.square")
 breaks_tables = partial(breaks, claims=TABLES)
-breaks_turn = partial(breaks_tables, *EVERYWHERE, step="turn", holds=PLAIN)
+breaks_rotation = partial(breaks_tables, *EVERYWHERE, step="rotate_pairs", holds=PLAIN)
 
 
-@breaks_turn("rotary-tables.gradient")
+@breaks_rotation("rotary-tables.gradient")
 def sines_negated(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    return correct.turn(rows, cosines, -sines)
+    return correct.rotate_pairs(rows, cosines, -sines)
 
 
-@breaks_turn("rotary-tables.gradient")
+@breaks_rotation("rotary-tables.gradient")
 def sines_taken_for_cosines(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    return correct.turn(rows, sines, cosines)
+    return correct.rotate_pairs(rows, sines, cosines)
 
 
-@breaks_turn("rotary-tables.gradient")
+@breaks_rotation("rotary-tables.gradient")
 def tables_for_adjacent_components(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     width = 2 * cosines.shape[-1]
     part = torch.cat([rows[..., :width:2], rows[..., 1:width:2]], -1)
-    rotated = torch.stack(correct.turn(part, cosines, sines).chunk(2, -1), -1).flatten(-2)
+    rotated = torch.stack(correct.rotate_pairs(part, cosines, sines).chunk(2, -1), -1).flatten(-2)
     return torch.cat([rotated, rows[..., width:]], -1)
 
 
-@breaks_turn("rotary-tables.gradient")
+@breaks_rotation("rotary-tables.gradient")
 def tables_brought_to_length_one(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     length = (cosines.square() + sines.square()).sqrt()
-    return correct.turn(rows, cosines / length, sines / length)
+    return correct.rotate_pairs(rows, cosines / length, sines / length)
 
 
-@breaks_turn("rotary-tables.gradient")
+@breaks_rotation("rotary-tables.gradient")
 def sine_found_from_the_cosine(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    return correct.turn(rows, cosines, (1.0 - cosines.square()).clamp(min=0.0).sqrt() * sines.sign())
+    return correct.rotate_pairs(rows, cosines, (1.0 - cosines.square()).clamp(min=0.0).sqrt() * sines.sign())
 
 
-@breaks_tables("rotary-tables.scores", "rotary-tables.gradient", step="turn", holds=PLAIN)
+@breaks_tables("rotary-tables.scores", "rotary-tables.gradient", step="rotate_pairs", holds=PLAIN)
 def last_components_by_the_tables(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     rest = rows.shape[-1] - 2 * cosines.shape[-1]
-    return torch.cat([rows[..., :rest], correct.turn(rows[..., rest:], cosines, sines)], -1)
+    return torch.cat([rows[..., :rest], correct.rotate_pairs(rows[..., rest:], cosines, sines)], -1)
 
 
-@breaks_tables("rotary-tables.gradient", step="turn", holds=(*EVERYWHERE, "gradients.query"), severity=GRADIENT)
+@breaks_tables("rotary-tables.gradient", step="rotate_pairs", holds=(*EVERYWHERE, "gradients.query"), severity=GRADIENT)
 def gradient_by_the_inverse(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     square = cosines.square() + sines.square()
-    forwards = partial(correct.turn, cosines=cosines, sines=sines)
-    return distorted(rows, partial(correct.turn, cosines=cosines / square, sines=-sines / square), forwards)
+    forwards = partial(correct.rotate_pairs, cosines=cosines, sines=sines)
+    return distorted(rows, partial(correct.rotate_pairs, cosines=cosines / square, sines=-sines / square), forwards)
 
 
 @breaks_tables("rotary-tables.start", "rotary-tables.ids", step="row_of", holds=("rotary-tables.gradient", *PLAIN))
@@ -101,11 +101,11 @@ def keys_by_the_start_of_queries(of_query: Tensor, of_key: Tensor, call: CallOpt
 def queries_alone_by_the_tables(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     calls: list[bool] = []
 
-    def turn(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    def rotate_pairs(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
         calls.append(True)
-        return correct.turn(rows, cosines, sines) if len(calls) == 1 else rows
+        return correct.rotate_pairs(rows, cosines, sines) if len(calls) == 1 else rows
 
-    return Steps(turn=turn)(query, key, value, **options)
+    return Steps(rotate_pairs=rotate_pairs)(query, key, value, **options)
 
 
 @breaks("rotary-tables.norm", claims=TABLES | {Feature.QK_NORM}, holds=("rotary-tables.scores", "qk-norm.scores"))
@@ -116,15 +116,17 @@ def normalised_after_the_tables(query: Tensor, key: Tensor, value: Tensor, **opt
     call = CallOptions(**options)
     at = correct.rotated_at(*correct.positions(query, key, call)[:2], call)
     query, key = (
-        correct.turn(rows.to(correct.accumulator(rows.dtype)), tables["rotary_cos"][to], tables["rotary_sin"][to])
+        correct.rotate_pairs(
+            rows.to(correct.accumulator(rows.dtype)), tables["rotary_cos"][to], tables["rotary_sin"][to]
+        )
         for rows, to in ((query, at[0]), (key, at[1]))
     )
     return Steps()(query, key, value, **options).to(value.dtype)
 
 
-@breaks_turn("rotary-tables.gradient", severity=PRECISION)
+@breaks_rotation("rotary-tables.gradient", severity=PRECISION)
 def tables_in_bfloat16(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    return correct.turn(rows, cosines.bfloat16(), sines.bfloat16())
+    return correct.rotate_pairs(rows, cosines.bfloat16(), sines.bfloat16())
 
 
 Made: TypeAlias = tuple[Array, float]

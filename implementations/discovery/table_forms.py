@@ -33,26 +33,26 @@ def with_table_form(
     for form, pairing in product(TableForm, pairings):
         conventions = replace(own, rotary_tables=form, rotary_pairing=pairing)
         claiming = replace(check, claims=replace(check.claims, conventions=conventions))
-        if _turns(claiming):
+        if _rotates(claiming):
             return claiming, [] if conventions == own else [f"its tables are of {form}, its pairs {pairing}"]
     name = spelled.get("rotary_cos", "rotary_cos")
     return (check, []) if name == "rotary_cos" else (check.without({Feature.ROTARY_TABLES}), [UNKNOWN.format(name)])
 
 
-def _turns(check: ClaimCheck) -> bool:
+def _rotates(check: ClaimCheck) -> bool:
     """Whether it rotates as it claims."""
     fitted = fit(GIVEN, check.claims)
     if isinstance(fitted, Unsupported):
         return False
     problem = build(fitted, check.dtype).forward_only()
     pairing = check.claims.conventions.rotary_pairing
-    query, key = (_turned(problem, rows, pairing) for rows in (problem.query, problem.key))
+    query, key = (_rotated(problem, rows, pairing) for rows in (problem.query, problem.key))
     plain = problem.but(query=query, key=key, extension=NOTHING, extras={})
     first, second = check.answer(problem), check.answer(plain)
     return not first.error and not second.error and near_outputs(first, second, check.dtype)
 
 
-def _turned(problem: Problem, rows: Array, pairing: RotaryPairing) -> Array:
+def _rotated(problem: Problem, rows: Array, pairing: RotaryPairing) -> Array:
     """The rows, each rotated by the row of the tables at its own place."""
     cosines, sines = (np.asarray(problem.extras[name], np.float64) for name in ("rotary_cos", "rotary_sin"))
     kind, width = problem.extension.rotary_tables, rows.shape[-1]

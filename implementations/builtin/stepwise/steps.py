@@ -110,10 +110,10 @@ def rotate_first(rows: Tensor, dim: int, rotate: Callable[[Tensor], Tensor]) -> 
 
 def rotate_by(rows: Tensor, angles: Tensor) -> Tensor:
     """Rows (B, H, L, d) rotated by angles (B, L, d / 2)."""
-    return turn(rows, angles.cos(), angles.sin())
+    return rotate_pairs(rows, angles.cos(), angles.sin())
 
 
-def turn(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+def rotate_pairs(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rows (B, H, L, d) with their first r components rotated, by cosines and sines (B, L, r / 2)."""
     cosines, sines, half = cosines[:, None].to(rows.dtype), sines[:, None].to(rows.dtype), cosines.shape[-1]
     first, second, rest = rows[..., :half], rows[..., half : 2 * half], rows[..., 2 * half :]
@@ -271,7 +271,7 @@ class Steps:
     rotate: Callable[[Tensor, Tensor, float], Tensor] = rotate
     rotate_first: Callable[[Tensor, int, Callable[[Tensor], Tensor]], Tensor] = rotate_first
     row_of: Callable[[Tensor, Tensor], Tensor] = row_of
-    turn: Callable[[Tensor, Tensor, Tensor], Tensor] = turn
+    rotate_pairs: Callable[[Tensor, Tensor, Tensor], Tensor] = rotate_pairs
     repeat_kv: Callable[[Tensor, int], Tensor] = repeat_kv
     add_zero_key: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = add_zero_key
     score: Callable[[Tensor, Tensor, float], Tensor] = score
@@ -347,7 +347,7 @@ class Steps:
     def _rotated(self, rows: Tensor, at: Tensor, call: CallOptions) -> Tensor:
         base, dim = call.rotary_base, call.rotary_dim
         if call.rotary_cos is not None and call.rotary_sin is not None:
-            return self.turn(rows, self.row_of(call.rotary_cos, at), self.row_of(call.rotary_sin, at))
+            return self.rotate_pairs(rows, self.row_of(call.rotary_cos, at), self.row_of(call.rotary_sin, at))
         if base is None:
             return rows
         if dim is None:
