@@ -262,7 +262,7 @@ def test_sizes_that_do_not_fit_and_are_not_looked_at_are_no_mistake(
     assert len(failed) == (0 if text is UNCHECKED else 2)
 
 
-TURNED = """
+ROTATED = """
 def rotate_half(x):
     first, second = x.chunk(2, -1)
     return torch.cat([-second, first], -1)
@@ -280,7 +280,7 @@ def f(query, key, value, cos=None, sin=None):
 def test_tables_under_a_name_that_promises_no_form_are_claimed_in_the_form_that_is_seen(
     make: Make, sines: str, form: TableForm | None
 ) -> None:
-    made = make(TURNED.replace("SINES", sines))
+    made = make(ROTATED.replace("SINES", sines))
     assert (Feature.ROTARY_TABLES in made.claims) is (form is not None)
     assert ("rotary-tables not claimed" in made.about) is (form is None)
     assert form is None or made.claims.conventions.rotary_tables is form
