@@ -1,4 +1,4 @@
-"""Threads that Python's `threading` knows nothing of, where they go on computing: pools that wait for work are usual."""
+"""Threads that Python's `threading` does not know, where they go on computing: pools that wait for work are usual."""
 
 from __future__ import annotations
 
