@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from attention_conformance.implementations.adapters.jax_programs import can_be_traced, evaluated, plainly
+from attention_conformance.implementations.adapters.native import Native, indirect
 from attention_conformance.implementations.adapters.op_options import inputs_of, op_options, seeded
 from attention_conformance.implementations.adapters.results import output_of, result_of
 from attention_conformance.implementations.api.contract import Result
@@ -44,13 +47,30 @@ class JaxOp:
                 answer = self.function(*inputs_of(arrays), **options)
                 return output_of(answer), answer
 
+            def backward(leaves: Mapping[str, Any]) -> tuple[Any, Any]:
+                output, pulled_back, answer = jax.vjp(call, leaves, has_aux=True)
+                return answer, pulled_back(given["cotangent"].astype(output.dtype))[0]
+
             if problem.cotangent is None:
-                return result_of(call({})[1], self.extras, _checked)
-            leaves = {name: given[name] for name in problem.needs}
-            output, backward, answer = jax.vjp(call, leaves, has_aux=True)
-            (gradients,) = backward(given["cotangent"].astype(output.dtype))
+                return result_of(self._evaluated(call, {})[1], self.extras, _checked)
+            answer, gradients = self._evaluated(backward, {name: given[name] for name in problem.needs})
             checked = {name: _checked(gradient) for name, gradient in gradients.items()}
             return result_of(answer, self.extras, _checked, gradients=checked)
+
+    def native(self, problem: Problem, device: str) -> Native:
+        """The same call, once its operations are compiled."""
+        made = indirect(self, problem, device)
+        with plainly():
+            made.call()
+        return made
+
+    @cached_property
+    def _evaluated(self) -> Callable[..., tuple[Any, Any]]:
+        return evaluated if can_be_traced(self.function) else _called
+
+
+def _called(function: Callable[..., tuple[Any, Any]], leaves: Mapping[str, Any]) -> tuple[Any, Any]:
+    return function(leaves)
 
 
 jax_op = JaxOp

@@ -3,12 +3,13 @@
 What is timed goes this way. It is the same function or module as the adapter's `run` calls, on the same numbers.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+from attention_conformance.implementations.adapters.jax_programs import plainly
 from attention_conformance.implementations.api.contract import Implementation, Result
 from attention_conformance.spec.problem import Problem
 
@@ -72,7 +73,14 @@ def native(implementation: Implementation, problem: Problem, device: str) -> Nat
 
 def natively(run: Any, problem: Problem, device: str) -> Native:
     """The call that a `run` would make, made ready; through the run itself where it cannot separate them."""
-    return run.native(problem, device) if isinstance(run, Prepares) else indirect(run, problem, device)
+    made = run.native(problem, device) if isinstance(run, Prepares) else indirect(run, problem, device)
+    return replace(made, around=partial(_plainly, made.around))
+
+
+@contextmanager
+def _plainly(around: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
+    with plainly(), around():
+        yield
 
 
 def indirect(run: Callable[[Problem, str], Result], problem: Problem, device: str) -> Native:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, cast
 
 from torch import nn
 
+from attention_conformance.implementations.adapters.jax_programs import can_be_traced, evaluated
 from attention_conformance.implementations.discovery.constructor_names import Size, size_of
 from attention_conformance.implementations.discovery.held_arrays import is_random, is_weight, random_key
 from attention_conformance.implementations.discovery.mirrors import Held, mirror_class
@@ -26,6 +27,19 @@ TRAINING = ("train", "training", "is_training", "is_train")
 INITIAL = ("w_init", "w_init_scale")
 """Parameters that state how haiku draws weights."""
 Tree = Any
+
+
+def _once(made: Callable[..., Held]) -> Callable[..., Held]:
+    """The same, which builds once for equal sizes: what it builds is never changed."""
+    kept = cache(made)
+
+    def built(**given: Any) -> Held:
+        try:
+            return kept(**given)
+        except TypeError:  # one of them has no hash, or the class refuses them
+            return made(**given)
+
+    return built
 
 
 def array_module(kind: type) -> type[nn.Module] | None:
@@ -120,6 +134,10 @@ def _first(attempts: Sequence[Callable[[], Any]]) -> Any:
     raise refused
 
 
+def _drawn(initial: Callable[..., Tree], inputs: Sequence[Any]) -> Tree:
+    return evaluated(lambda key: initial(key, *inputs), random_key())
+
+
 def _fixed(kind: type) -> dict[str, Any]:
     """What is always given to its call: no dropout, and a flag of training where it has to be given."""
     names = inspect.signature(cast(Any, kind).__call__).parameters
@@ -134,14 +152,14 @@ def _linen(kind: type) -> type[nn.Module]:
     def made(embed_dim: int, **given: Any) -> Held:
         module: Any = kind(**given, **({WIDTH: embed_dim} if given_width else {}))
         inputs = _zeros(embed_dim, called)
-        arrays, joined = _split(_first([partial(module.init, random_key(), *each, **fixed) for each in inputs]))
+        arrays, joined = _split(_first([partial(_drawn, partial(module.init, **fixed), each) for each in inputs]))
 
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             return module.apply(joined(arrays), *inputs, **{**fixed, **options})
 
-        return Held(arrays, answer, "jax")
+        return Held(arrays, answer, "jax", can_be_traced(kind))
 
-    return cast("type[nn.Module]", mirror_class(kind, made, _with_width(parameters), called))
+    return cast("type[nn.Module]", mirror_class(kind, _once(made), _with_width(parameters), called))
 
 
 def _haiku(kind: type) -> type[nn.Module]:
@@ -155,14 +173,14 @@ def _haiku(kind: type) -> type[nn.Module]:
         extra |= {WIDTH: embed_dim} if given_width else {}
         pure = hk.transform(lambda *inputs, **options: cast(Any, kind)(**given, **extra)(*inputs, **options))
         inputs = _zeros(embed_dim, called)
-        arrays, joined = _split(_first([partial(pure.init, random_key(), *each) for each in inputs]))
+        arrays, joined = _split(_first([partial(_drawn, pure.init, each) for each in inputs]))
 
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             return pure.apply(joined(arrays), random_key(), *inputs, **options)
 
-        return Held(arrays, answer, "jax")
+        return Held(arrays, answer, "jax", can_be_traced(kind))
 
-    return cast("type[nn.Module]", mirror_class(kind, made, _with_width(parameters), called))
+    return cast("type[nn.Module]", mirror_class(kind, _once(made), _with_width(parameters), called))
 
 
 def _equinox(kind: type) -> type[nn.Module]:
@@ -176,9 +194,9 @@ def _equinox(kind: type) -> type[nn.Module]:
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             return joined(arrays)(*inputs, **options)
 
-        return Held(arrays, answer, "jax")
+        return Held(arrays, answer, "jax", can_be_traced(kind))
 
-    return cast("type[nn.Module]", mirror_class(kind, made, inspect.Signature(parameters), called))
+    return cast("type[nn.Module]", mirror_class(kind, _once(made), inspect.Signature(parameters), called))
 
 
 def _nnx(kind: type) -> type[nn.Module]:
@@ -196,9 +214,9 @@ def _nnx(kind: type) -> type[nn.Module]:
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             return nnx.merge(graph, joined(arrays), rest)(*inputs, **{**fixed, **options})
 
-        return Held(arrays, answer, "jax")
+        return Held(arrays, answer, "jax", can_be_traced(kind))
 
-    return cast("type[nn.Module]", mirror_class(kind, made, inspect.Signature(parameters), called))
+    return cast("type[nn.Module]", mirror_class(kind, _once(made), inspect.Signature(parameters), called))
 
 
 MAKERS: Mapping[str, Callable[[type], type[nn.Module]]] = {

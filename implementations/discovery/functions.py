@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attention_conformance.implementations.adapters.jax_programs import Compiled, can_be_traced
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported, any_case
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
@@ -289,7 +290,8 @@ def _suited_in(
     if array_answers >= max(1, tensor_answers + (not no_gradients(tensors))):
         return arrays, NUMPY, of_arrays[0]
     if not tensor_answers and "jax" in sys.modules:
-        jax = JAX.check(function, claims, device, dtype)
+        traced = replace(function, function=Compiled(function.function)) if can_be_traced(function) else function
+        jax = JAX.check(traced, claims, device, dtype)
         if _in_kind([plain := jax.run(PLAIN)], JAX):
             return jax, JAX, plain
     return tensors, kind, _plain_answer({kind.arrays: of_tensors[0], NUMPY.arrays: of_arrays[0]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.adapters.jax_programs import evaluated
 from attention_conformance.implementations.adapters.tensors import to_array, to_tensor
 
 Answer = Callable[[Mapping[str, Any], Sequence[Any], Mapping[str, Any]], Any]
@@ -25,11 +27,13 @@ class Held:
         arrays: its weights and biases, by path.
         answer: what it answers with other arrays in their places, to inputs by position and options by name.
         framework: "numpy", "jax" or "torch": what it computes with.
+        traced: whether JAX may trace the answer, see `can_be_traced`.
     """
 
     arrays: Mapping[str, Any]
     answer: Answer
     framework: str
+    traced: bool = False
 
 
 class Mirror(nn.Module):
@@ -53,7 +57,7 @@ class Mirror(nn.Module):
             arrays = {path: _into_array(each) for path, each in parameters.items()}
             answer = self.held.answer(arrays, [*map(_into_array, inputs)], _converted(options, _into_array))
             return _in_tensors(answer)
-        return _of_jax(self.held.answer, parameters, inputs, options)
+        return _of_jax(self.held, parameters, inputs, options)
 
     def _at(self, path: str) -> torch.Tensor:
         """What stands at the path: a parameter, or the buffer that it is held at; zeros where it was taken out."""
@@ -112,40 +116,45 @@ def _in_tensors(answer: Any) -> Any:
     return answer
 
 
-def _of_jax(answer: Answer, parameters: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+def _of_jax(held: Held, parameters: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """The answer of JAX, with gradients for the parameters and inputs where torch computes them."""
     import jax
 
     paths, floats = list(parameters), [*parameters.values(), *inputs]
+    with jax.enable_x64(True):
+        given = _converted(options, _into_jax)
 
     def run(arrays: Sequence[Any]) -> Any:
         count = len(paths)
-        with jax.enable_x64(True):
-            return answer(dict(zip(paths, arrays[:count], strict=True)), arrays[count:], _converted(options, _into_jax))
+        return held.answer(dict(zip(paths, arrays[:count], strict=True)), arrays[count:], given)
 
+    evaluate = partial(_in_float64, evaluated if held.traced else _called)
     if torch.is_grad_enabled() and any(each.requires_grad for each in floats):
         call: Any = _JaxCall
-        flat = call.apply(run, *floats)
+        flat = call.apply(run, evaluate, *floats)
         return flat[0] if len(flat) == 1 else flat
+    return _in_tensors(evaluate(run, floats))
+
+
+def _called(function: Callable[[Any], Any], arrays: Any) -> Any:
+    return function(arrays)
+
+
+def _in_float64(evaluate: Callable[..., Any], function: Callable[[Any], Any], tensors: Sequence[torch.Tensor]) -> Any:
+    import jax
+
     with jax.enable_x64(True):
-        return _in_tensors(run([*map(_into_jax, floats)]))
+        return evaluate(function, [*map(_into_jax, tensors)])
 
 
 class _JaxCall(torch.autograd.Function):
     """A call of JAX; its gradient is that of the first part of the answer."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[[Sequence[Any]], Any], *floats: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, run: Callable[[Any], Any], evaluate: Callable[..., Any], *floats: Any) -> tuple[Any, ...]:
         """The parts of the answer."""
-        import jax
-
-        def first(*arrays: Any) -> tuple[Any, Any]:
-            answer = run(arrays)
-            parts = [*answer] if isinstance(answer, tuple | list) else [answer]
-            return parts[0], parts[1:]
-
-        with jax.enable_x64(True):
-            output, ctx.backward_of, others = jax.vjp(first, *map(_into_jax, floats), has_aux=True)
+        ctx.run, ctx.evaluate, ctx.floats = run, evaluate, floats
+        output, *others = _parts(evaluate(run, floats))
         kept = tuple(part for part in map(_in_tensors, others) if isinstance(part, torch.Tensor))
         ctx.mark_non_differentiable(*kept)
         return (_in_tensors(output), *kept)
@@ -155,5 +164,13 @@ class _JaxCall(torch.autograd.Function):
         """The gradients of the parameters and inputs."""
         import jax
 
-        with jax.enable_x64(True):
-            return (None, *map(_in_tensors, ctx.backward_of(_into_jax(gradient))))
+        def pulled_back(given: Any) -> Any:
+            *arrays, cotangent = given
+            return jax.vjp(lambda *each: _parts(ctx.run(each))[0], *arrays)[1](cotangent)
+
+        gradients = ctx.evaluate(pulled_back, (*ctx.floats, gradient))
+        return (None, None, *map(_in_tensors, gradients))
+
+
+def _parts(answer: Any) -> list[Any]:
+    return [*answer] if isinstance(answer, tuple | list) else [answer]
