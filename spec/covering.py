@@ -31,7 +31,7 @@ SIZES = (
 once beyond a tile, a vector or a launch, so that every option meets that too."""
 
 APART = ("page_size", "shared_prefix", "codes", "scaled_by", "latent", "decoupled")
-"""Where and as what keys and values are stored is combined with other options in chapters paged, quantised and latent."""
+"""How keys and values are stored is combined with other options in chapters paged, quantised and latent."""
 _EXAMPLES = {
     f.name: values
     for f in fields(Extension)

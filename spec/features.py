@@ -299,7 +299,7 @@ class Extension:
         page_size: keys and values lie in pages of so many tokens; 0: they are contiguous.
         codes: keys and values are given as codes of this kind, and as scales by which these are multiplied.
         scaled_by: what has a scale of its own.
-        latent: keys and values of all heads are expanded from one row of so many numbers for each token; 0: they are given.
+        latent: keys and values of all heads are made of one row of so many numbers for each token; 0: they are given.
         decoupled: so many components of query and key, the last ones, are given as they are, one key for all heads.
         shared_prefix: the samples share the pages of their first keys, as far as all of them fill these.
         dropout: the probability with which a weight is dropped.

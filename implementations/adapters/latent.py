@@ -1,4 +1,4 @@
-"""Latents: keys and values of all heads as one row for each token, as models and servers of such attention pass them."""
+"""Latents: keys and values of all heads as one row for each token, as models and servers pass them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

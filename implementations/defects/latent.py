@@ -32,11 +32,12 @@ def breaks_latents(*clauses: str, step: str = "", **facts: Unpack[Facts]) -> Bre
 
 
 OF_KEYS = ("latent.values", "softmax.rows-sum-to-one")
+OF_HEADS = (*PLAIN, "latent.values")
 OF_ROTARY = (*PLAIN, "latent.scores", "latent.values")
-breaks_keys = partial(breaks_latents, "latent.scores", "latent.widths", step="expand_keys", holds=(*PLAIN, "latent.values"))
+breaks_keys = partial(breaks_latents, "latent.scores", "latent.widths", step="expand_keys", holds=OF_HEADS)
 breaks_values = partial(breaks_latents, "latent.values", "latent.widths", step="expand_values")
 breaks_rotary = partial(breaks_latents, "latent.rotary", "latent.scale", holds=OF_ROTARY)
-breaks_scale = partial(breaks_latents, "latent.scale", step="factor", holds=("latent.values", "scores.scale"))
+breaks_scale = partial(breaks_latents, "latent.scale", step="factor", holds=("latent.values", "scores.scale-explicit"))
 
 
 @breaks_scale()
@@ -123,6 +124,6 @@ def tokens_of_the_longest_sample(lengths: Tensor, keys: int) -> Tensor:
     return correct.held(lengths.max().expand_as(lengths) if len(lengths) else lengths, keys)
 
 
-@breaks_latents("latent.decode", step="first_query", holds=(*PLAIN, "latent.lengths"))
+@breaks_latents("latent.decode", "latent.causal", step="first_query", holds=(*PLAIN, "latent.lengths"))
 def queries_at_the_first_tokens(lengths: Tensor, queries: int) -> Tensor:
     return torch.zeros_like(lengths)

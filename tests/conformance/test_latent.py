@@ -8,6 +8,7 @@ from attention_conformance.tests.harness.judge.clause_tests import row, table
 PLAIN = Case(seed=401).sized(d_k=6, d_v=4).extended(latent=7, decoupled=2)
 BARE = replace(PLAIN, seed=402).extended(decoupled=0)
 """Without a rotary part."""
+WIDER = replace(BARE, score_std=4.0)
 LONG = BARE.sized(batch=1, num_heads=2, key_length=67)
 EQUAL = replace(PLAIN, seed=403, scores=Scores.EQUAL)
 ROTARY = PLAIN.sized(d_k=8).extended(decoupled=6)
@@ -17,10 +18,10 @@ PUBLISHED = PLAIN.sized(batch=1, num_heads=2, query_length=2, key_length=5, d_k=
 CONTEXT = "a latent of {case.extension.latent}, {case.extension.decoupled} rotary components"
 
 CLAUSES = table(
-    row("latent.scores", BARE, replace(BARE, score_std=4.0), LONG, BARE.sized(query_length=1, num_heads=5), context=CONTEXT),
+    row("latent.scores", BARE, WIDER, LONG, BARE.sized(query_length=1, num_heads=5), context=CONTEXT),
     row("latent.rotary", ROTARY, replace(ROTARY, score_std=4.0), ROTARY.sized(query_length=1), context=CONTEXT),
     row("latent.scale", PLAIN, replace(PLAIN, score_std=4.0), ROTARY, PLAIN.extended(latent=19), context=CONTEXT),
-    row("latent.values", EQUAL, EQUAL.sized(key_length=67), replace(EQUAL, value_scale=3.0), EQUAL.sized(num_heads=7), context=CONTEXT),
+    row("latent.values", EQUAL, EQUAL.sized(key_length=67), EQUAL.sized(num_heads=7), context=CONTEXT),
     row(
         "latent.widths",
         PUBLISHED.extended(latent=512, decoupled=64),

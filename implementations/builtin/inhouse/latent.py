@@ -40,7 +40,7 @@ def latent_attention(
     scale: float | None = None,
     valid_lens: Array | None = None,
 ) -> Array:
-    """The same as `LatentSteps`, absorbed: each query takes the matrix of the keys, and the mixed latents that of values.
+    """The same as `LatentSteps`, absorbed: queries take the matrix of the keys, mixed latents that of values.
 
     No key and no value of a head is made. All heads read the same rows, latents and rotary parts.
 
@@ -61,8 +61,7 @@ def latent_attention(
     absorbed = np.concatenate([q_nope.astype(number) @ w_uk.astype(number), q_pe.astype(number)], -1)
     scores = absorbed @ rows.swapaxes(-1, -2) * number(width**-0.5 if scale is None else scale)
     lengths = np.full(batch, keys) if valid_lens is None else valid_lens
-    last = lengths[:, None] - 1
-    last = np.minimum(last, last - queries + 1 + np.arange(queries)) if is_causal else last + np.zeros((1, queries), int)
+    last = lengths[:, None] - (np.arange(queries)[::-1] if is_causal else np.zeros(queries, int)) - 1
     scores = np.where(np.arange(keys) > last[:, None, :, None], -number(np.inf), scores)
     top = scores.max(-1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isinf(top), number(0), top))

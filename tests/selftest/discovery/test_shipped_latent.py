@@ -17,11 +17,11 @@ PROMISED = {Feature.LATENT, Feature.SCALE, Feature.CAUSAL, Feature.VALID_LENS, F
 
 
 def absorbed_and_wrongly_scaled(
-    q_nope: Tensor, q_pe: Tensor, ckv: Tensor, kpe: Tensor, W_UK: Tensor, W_UV: Tensor, softmax_scale: Any = None
+    q_nope: Tensor, q_pe: Tensor, ckv: Tensor, kpe: Tensor, w_uk: Tensor, w_uv: Tensor, softmax_scale: Any = None
 ) -> Tensor:
-    query, rows = torch.cat([q_nope @ W_UK, q_pe], -1), torch.cat([ckv, kpe], -1)[:, None]
+    query, rows = torch.cat([q_nope @ w_uk, q_pe], -1), torch.cat([ckv, kpe], -1)[:, None]
     scores = query @ rows.mT * (softmax_scale or query.shape[-1] ** -0.5)
-    return scores.softmax(-1) @ ckv[:, None] @ W_UV.mT
+    return scores.softmax(-1) @ ckv[:, None] @ w_uv.mT
 
 
 def failing(function: Any, *clauses: str) -> set[str]:
@@ -39,4 +39,6 @@ def test_a_right_one_conforms(function: Any) -> None:
 
 
 def test_a_wrong_one_is_caught() -> None:
-    assert failing(absorbed_and_wrongly_scaled, "latent.scale", "latent.values", "scores.scale") == {"latent.scale"}
+    assert failing(absorbed_and_wrongly_scaled, "latent.scale", "latent.values", "scores.scale-explicit") == {
+        "latent.scale"
+    }

@@ -104,7 +104,8 @@ def heads_of(problem: Problem, name: str, arithmetic: Arithmetic) -> Heads:
     """The op's input `name`: as given, or x @ w + b, whose columns h * d .. (h + 1) * d - 1 are head h's."""
     inputs, number = getattr(problem, name), arithmetic.number
     if "w_uk" in problem.extras and name != "query":
-        return [[_expanded(problem, name, b, h, arithmetic) for h in range(problem.num_heads)] for b in range(len(inputs))]
+        heads = range(problem.num_heads)
+        return [[_expanded(problem, name, b, h, arithmetic) for h in heads] for b in range(len(inputs))]
     if problem.scope is Scope.OP:
         return [[[[number(x) for x in row] for row in head] for head in sample] for sample in inputs]
     weight, bias = problem.parameters[f"w_{name[0]}"], problem.parameters.get(f"b_{name[0]}")
@@ -123,7 +124,8 @@ def _expanded(problem: Problem, name: str, b: int, h: int, arithmetic: Arithmeti
     matrix, number = problem.extras[f"w_u{name[0]}"][h], arithmetic.number
     rank, made = matrix.shape[1], []
     for row in problem.key[b, 0]:
-        own = [arithmetic.total(number(w) * number(c) for w, c in zip(line, row[:rank], strict=True)) for line in matrix]
+        given = [number(c) for c in row[:rank]]
+        own = [arithmetic.total(number(w) * c for w, c in zip(line, given, strict=True)) for line in matrix]
         made.append([*own, *(number(x) for x in row[rank:] if name == "key")])
     return made
 
