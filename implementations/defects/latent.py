@@ -1,5 +1,6 @@
 """Mistakes of chapter 34: what latents are multiplied by, where the rotary part goes, and which tokens count."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack
@@ -42,12 +43,12 @@ breaks_scale = partial(breaks_latents, "latent.scale", step="factor", holds=("la
 
 @breaks_scale()
 def scale_of_the_expanded_part(widths: tuple[int, int, int]) -> float:
-    return float(widths[0]) ** -0.5
+    return 1.0 / math.sqrt(widths[0])
 
 
 @breaks_scale()
 def scale_of_the_absorbed_width(widths: tuple[int, int, int]) -> float:
-    return float(widths[2] + widths[1]) ** -0.5
+    return 1.0 / math.sqrt(widths[2] + widths[1])
 
 
 @breaks_rotary()

@@ -1,5 +1,6 @@
 """Latent attention in steps, keys and values expanded: right as it is, and wrong in one place if a step is replaced."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ def join(expanded: Tensor, rotary: Tensor) -> Tensor:
 
 def factor(widths: tuple[int, int, int]) -> float:
     """What scores are multiplied by where no scale is given, of d_nope, d_rope and r."""
-    return float(widths[0] + widths[1]) ** -0.5
+    return 1.0 / math.sqrt(widths[0] + widths[1])
 
 
 def held(lengths: Tensor, keys: int) -> Tensor:

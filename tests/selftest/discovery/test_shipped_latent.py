@@ -21,7 +21,8 @@ def absorbed_and_wrongly_scaled(
 ) -> Tensor:
     query, rows = torch.cat([q_nope @ w_uk, q_pe], -1), torch.cat([ckv, kpe], -1)[:, None]
     scores = query @ rows.mT * (softmax_scale or query.shape[-1] ** -0.5)
-    return scores.softmax(-1) @ ckv[:, None] @ w_uv.mT
+    mixed: Tensor = scores.softmax(-1) @ ckv[:, None]
+    return mixed @ w_uv.mT
 
 
 def failing(function: Any, *clauses: str) -> set[str]:
