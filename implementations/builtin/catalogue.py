@@ -16,12 +16,17 @@ from attention_conformance.implementations.builtin.inhouse.positions import POSI
 from attention_conformance.implementations.builtin.inhouse.quantised import IN_NUMPY as QUANTISED_NUMPY
 from attention_conformance.implementations.builtin.inhouse.quantised import IN_TORCH as QUANTISED_TORCH
 from attention_conformance.implementations.builtin.inhouse.ring_entries import RING_2, RING_4
+from attention_conformance.implementations.builtin.kernel_entries import (
+    PALLAS,
+    TRITON,
+    no_pallas,
+    no_triton,
+    of_pallas,
+    of_triton,
+)
 from attention_conformance.implementations.builtin.mha import MHA_INDUCTOR, TORCH_MODULES
 from attention_conformance.implementations.builtin.sdpa import SDPA_INDUCTOR, TORCH_OPS
 from attention_conformance.implementations.builtin.sources.adapters import SOURCES
-from attention_conformance.implementations.builtin.triton_entry import NAME as TRITON_NAME
-from attention_conformance.implementations.builtin.triton_entry import entry as triton_entry
-from attention_conformance.implementations.builtin.triton_entry import missing as no_triton
 
 SERVED = tuple(
     replace(each, claims=replace(each.claims, dtypes=("float32", "bfloat16")))
@@ -39,11 +44,11 @@ BUILTIN: tuple[Implementation, ...] = (
     *SERVED,
     RING_2,
 )
-TRITON = () if no_triton() else (triton_entry(),)
 ON_REQUEST: tuple[Implementation, ...] = (
     *(() if missing() else (COMPILED, SDPA_INDUCTOR, MHA_INDUCTOR)),
     RING_4,
-    *TRITON,
+    *(() if no_triton() else (of_triton(),)),
+    *(() if no_pallas() else (of_pallas(),)),
 )
 """Costly ones, that take part where --implementation names them in full."""
 NAMED: tuple[Implementation, ...] = (*COMPOSITIONS, PAGED_TORCH, QUANTISED_TORCH, LATENT_TORCH)
@@ -52,7 +57,8 @@ ABSENT: Mapping[str, str] = {
     name: why
     for why, names in (
         (missing(), (COMPILED.name, SDPA_INDUCTOR.name, MHA_INDUCTOR.name)),
-        (no_triton(), (TRITON_NAME,)),
+        (no_triton(), (TRITON,)),
+        (no_pallas(), (PALLAS,)),
     )
     for name in names
     if why
