@@ -119,7 +119,7 @@ def heads_of(problem: Problem, name: str, arithmetic: Arithmetic) -> Heads:
     ]
 
 
-def _expanded(problem: Problem, name: str, b: int, h: int, arithmetic: Arithmetic) -> list[Vector]:
+def _expanded(problem: Problem, name: str, b: int, h: int, arithmetic: Arithmetic) -> list[list[Any]]:
     """Keys or values of one head, made of the latents; keys have the rotary part behind."""
     matrix, number = problem.extras[f"w_u{name[0]}"][h], arithmetic.number
     rank, made = matrix.shape[1], []
