@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from attention_conformance.implementations.api.process_state import write_no_bytecode
 from attention_conformance.implementations.worker.nursery import warm_up
 
 FOLDER = Path(__file__).parents[2]
@@ -18,10 +19,10 @@ PREFIX = "PYTEST_"
 
 def judge(options: Sequence[str], isolated: bool = False) -> int:
     """Checks the clauses, and returns the exit status. `isolated`: a worker will be needed, which imports meanwhile."""
-    with alone():
+    with alone(isolated):
         if isolated:
             warm_up()
-    return _pytest([*options, str(FOLDER / "tests" / "conformance")])
+    return _pytest([*options, str(FOLDER / "tests" / "conformance")], isolated)
 
 
 def time(options: Sequence[str]) -> int:
@@ -31,8 +32,8 @@ def time(options: Sequence[str]) -> int:
         return _pytest([*storage, *options, str(FOLDER / "tests" / "benchmarks")])
 
 
-def _pytest(arguments: Sequence[str]) -> int:
-    with alone():
+def _pytest(arguments: Sequence[str], isolated: bool = False) -> int:
+    with alone(isolated):
         import pytest
 
         return int(pytest.main([*_settings(), *arguments]))
@@ -45,10 +46,10 @@ def _settings() -> Iterator[str]:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Pytest's own variables out of the way, and nothing written next to code."""
+def alone(isolated: bool = False) -> Iterator[None]:
+    """Pytest's own variables out of the way, and nothing written next to code, unless that is the suite's own alone."""
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[name]
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # of child processes
-    sys.dont_write_bytecode = True
+    if not isolated:
+        write_no_bytecode()
     yield
