@@ -1,7 +1,6 @@
 """Starts the suite for the command: its folder, and a call of pytest that nothing around it changes."""
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,21 +21,20 @@ def judge(options: Sequence[str], isolated: bool = False) -> int:
     with alone(isolated):
         if isolated:
             warm_up()
-    return _pytest([*options, str(FOLDER / "tests" / "conformance")], isolated)
+        return _pytest([*options, str(FOLDER / "tests" / "conformance")])
 
 
 def time(options: Sequence[str]) -> int:
     """Runs the benchmarks, and returns the exit status."""
-    with TemporaryDirectory() as scratch:  # pytest-benchmark makes its folder even where nothing is saved
+    with alone(), TemporaryDirectory() as scratch:  # pytest-benchmark makes its folder even where nothing is saved
         storage = ("-p", "benchmark", f"--benchmark-storage=file://{scratch}")
         return _pytest([*storage, *options, str(FOLDER / "tests" / "benchmarks")])
 
 
-def _pytest(arguments: Sequence[str], isolated: bool = False) -> int:
-    with alone(isolated):
-        import pytest
+def _pytest(arguments: Sequence[str]) -> int:
+    import pytest
 
-        return int(pytest.main([*_settings(), *arguments]))
+    return int(pytest.main([*_settings(), *arguments]))
 
 
 def _settings() -> Iterator[str]:
