@@ -24,12 +24,15 @@ from attention_conformance.tests.cli.matrix_basis import Basis, basis, reasons
 from attention_conformance.tests.cli.matrix_packages import Package, PackageError, environment, packages, versions
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.report.diff import compared, run_of
+from attention_conformance.tests.report.views.matrix_feed import FEED, feed
 from attention_conformance.tests.report.views.matrix_pages import Entry, write
 from attention_conformance.tests.report.views.matrix_state import (
+    FILE,
     NOT_JUDGED,
     Standing,
     changes,
     read_state,
+    remembering,
     standings,
     write_state,
 )
@@ -108,10 +111,12 @@ def _publish(rows: Sequence[Row], report: Path, since: Mapping[str, Standing] | 
     known = sorted([*rows, *others], key=lambda row: row.folder)
     (report / TABLE).write_text("\n".join(table(known)) + "\n", encoding="utf-8")
     entries = [_entry(row, report) for row in known]
-    now = standings(entries)
+    last = read_state(report / FILE) if since is None and (report / FILE).is_file() else since
+    now = remembering(standings(entries), last or {})
     changed = [] if since is None else list(changes(since, now))
-    write(entries, report, changed)
+    write(entries, now, report, changed)
     write_state(now, report)
+    (report / FEED).write_bytes(feed(now))
     return changed
 
 

@@ -4,7 +4,9 @@ import json
 import re
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -13,7 +15,8 @@ from attention_conformance.tests.cli.matrix_basis import DECIDING, SUITE, code_o
 from attention_conformance.tests.cli.matrix_command import STATE, TABLE, matrix
 from attention_conformance.tests.cli.matrix_packages import FOLDER, Package, PackageError, environment, packages
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.report.views.matrix_state import FILE, Standing, changes, read_state
+from attention_conformance.tests.report.views.matrix_feed import FEED, feed
+from attention_conformance.tests.report.views.matrix_state import FILE, Standing, changes, read_state, remembering
 from attention_conformance.tests.selftest.package.test_house import NAME, imports
 
 CALLED = {"paddle", "haiku"}
@@ -92,6 +95,9 @@ def test_what_changed_is_judged_again_and_compared(
     assert "\nnumpy.plain of numpy==2.4.6: fails; before: conforms\n" in shown
     assert "\nnumpy.plain of numpy==2.4.6: fails now: scores." in shown
     assert "<li>numpy.plain of numpy==2.4.6: fails; before: conforms</li>" in (given.report / "index.html").read_text()
+    assert 'href="feed.xml"' in (given.report / "index.html").read_text()
+    assert "fails; before: conforms" in (given.report / FEED).read_text()
+    assert [each.verdict for each in read_state(given.report / FILE)["mine.plain"].versions] == ["conforms", "fails"]
     assert read_state(given.report / FILE)["mine.plain"].answers == {"default-scale": "one"}
     assert json.loads(state.read_text())["installed"] == ["numpy==2.4.6"]
 
@@ -136,6 +142,29 @@ def test_changes_name_what_came_went_and_was_updated() -> None:
         "keras.sdpa of keras==3.15.1 claims other answers where the field disagrees",
         "keras.sdpa of keras==3.15.1 is new: conforms",
     ]
+
+
+def test_versions_are_kept_over_time_and_fed() -> None:
+    first = Standing("keras.sdpa", "keras==1", "fails", judged_on="2026-01-01", failing=("grouped.order",))
+    second = replace(first, package="keras==2", judged_on="2026-02-01")
+    third = replace(second, judged_on="2026-03-01")  # judged again, with the same outcome
+    fourth = replace(third, verdict="conforms", failing=(), judged_on="2026-04-01")
+    state: dict[str, Standing] = {}
+    for each in (first, second, third, fourth):
+        state = remembering({"k": each}, state)
+    assert [each.judged_on for each in state["k"].versions] == ["2026-01-01", "2026-03-01", "2026-04-01"]
+    assert [each.first_day for each in state["k"].versions] == ["2026-01-01", "2026-02-01", "2026-04-01"]
+    root = ElementTree.fromstring(feed(state))
+    name = "{http://www.w3.org/2005/Atom}"
+    assert [each.findtext(f"{name}title") for each in root.iter(f"{name}entry")] == [
+        "keras.sdpa of keras==2: conforms; before: fails",
+        "keras.sdpa: keras==1 was judged before, keras==2 now",
+        "keras.sdpa of keras==1 is new: fails",
+    ]
+    assert [each.text for each in root.iter(f"{name}updated")][:2] == ["2026-04-01T00:00:00Z"] * 2
+    assert len({each.text for each in root.iter(f"{name}id")}) == 4
+    assert feed(state) == feed(state)
+    assert b"1970" in feed({})
 
 
 def test_a_package_that_cannot_be_installed_is_one_row(
