@@ -22,7 +22,14 @@ from attention_conformance.implementations.discovery.claim_checks import (
     refused_masks,
 )
 from attention_conformance.implementations.discovery.function_calls import ArrayKind, RenamedCall
-from attention_conformance.implementations.discovery.module_masks import ADDED, SHAPES, fit_form, has_effect, shaped
+from attention_conformance.implementations.discovery.module_masks import (
+    ADDED,
+    SHAPES,
+    UNPUBLISHED,
+    fit_form,
+    has_effect,
+    shaped,
+)
 from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
@@ -30,9 +37,6 @@ from attention_conformance.spec.cases import Pattern
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
-
-UNPUBLISHED = ("mask", "attention_mask")
-"""Names of masks that state neither their form nor what True means in them."""
 
 
 def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
