@@ -29,7 +29,8 @@ def feed(state: Mapping[str, Standing]) -> bytes:
         ET.SubElement(entry, "link", rel="alternate", type="text/html", href=f"versions.html#{key}")
         ET.SubElement(entry, "content", type="text").text = one_line("; ".join(lines))
     ET.indent(root)
-    return ET.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+    text: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return text + b"\n"
 
 
 def _common(element: ET.Element, identity: str, title: str, day: str) -> None:
