@@ -205,5 +205,6 @@ CASE_OPTIONS = (
         Extension(codes=Codes.INT8),
         {"key_scale": ("k_scale", "k_descale"), "value_scale": ("v_scale", "v_descale"), "codes": ()},
     ),
+    CaseOption(Feature.LATENT, "latent", Extension(latent=6, decoupled=2), {"w_uk": (), "w_uv": ()}),
 )
 """In the order in which their arrays are drawn."""
