@@ -68,8 +68,8 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         if has_effect(numeric, shaped(MASKED, form)):
             return numeric, [f"its {own!r} mask is given as numbers 0 and 1"]
     of_keys = replace(call, options=call.options.with_masks_as("key_padding_mask"))
-    for polarity, numeric in product(polarities, (False, True)):
-        padded = _formed(check, kind, replace(of_keys, numeric=numeric), polarity).without(OF_MASKS)
+    for polarity, as_numbers in product(polarities, (False, True)):
+        padded = _formed(check, kind, replace(of_keys, numeric=as_numbers), polarity).without(OF_MASKS)
         padded = padded.claiming({Feature.KEY_PADDING})
         if has_effect(padded, PADDED):
             return padded, [f"its {own!r} mask is one of keys"]
