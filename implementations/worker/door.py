@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
 
-from attention_conformance.implementations.api.contract import PathError
 from attention_conformance.implementations.api.safe_call import CandidateError, LostError
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import worker_command
@@ -36,11 +35,7 @@ from attention_conformance.implementations.worker.process import Process, how_en
 from attention_conformance.implementations.worker.resources import NO_ALLOCATION, memory_limit, shared_memory, was_full
 from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
 
-BY_WHOM = "ended with its parent, and it is unknown who has ended that"
-
-
-class OrphanedError(PathError):
-    """The candidate's process has ended with its parent, as all others do: it is unknown which of them is to blame."""
+ORPHANED = "ended with its parent, which is that of no other candidate"
 
 
 @dataclass
@@ -54,7 +49,6 @@ class Door:
         deaths: why each process of the worker was lost.
         late_start: its process did not answer in time as it started, which takes minutes: it is not started again.
         unstarted: the same, once a request has failed because of it.
-        orphaned: how often its process was lost with its parent; the next one has a parent of its own.
         shared: a file with a line for each loss, where several judges of one run have a worker each.
         memory: bytes that the candidate may allocate, as the worker has limited itself; None: it has not.
         number: of the last request.
@@ -74,13 +68,12 @@ class Door:
     deaths: list[str] = field(default_factory=list)
     late_start: LostError | None = None
     unstarted: str = ""
-    orphaned: int = 0
     shared: Path | None = None
     left: list[Leftover] = field(default_factory=list)
     threads: list[str] = field(default_factory=list)
     number: int = 0
     unanswered: dict[int, float] = field(default_factory=dict)
-    early: dict[int, Message | LostError | OrphanedError] = field(default_factory=dict)
+    early: dict[int, Message | LostError] = field(default_factory=dict)
     ahead: int = 0
     received: bytearray = field(default_factory=bytearray)
     process: Process | None = None
@@ -92,11 +85,7 @@ class Door:
     @property
     def exhausted(self) -> str:
         """Why nothing more is sent: empty while the worker runs, or may be started again."""
-        return self.unstarted or _too_many(self.deaths) or self._orphaned_for_good
-
-    @property
-    def _orphaned_for_good(self) -> str:
-        return _too_many([BY_WHOM] * self.orphaned)
+        return self.unstarted or _too_many(self.deaths)
 
     @property
     def given_up(self) -> str:
@@ -110,14 +99,7 @@ class Door:
         Raises:
             TargetError: the candidate cannot be used, or there is no such program.
             LostError: it has died, or has not answered in time.
-            OrphanedError: its parent was ended, again and again.
         """
-        while not self._orphaned_for_good:
-            with contextlib.suppress(OrphanedError):
-                return self._start()
-        raise OrphanedError(self.exhausted)
-
-    def _start(self) -> Message:
         self.end()
         given = self.hello.get("memory")
         self.memory = memory_limit(given) if self.hello.get("target") else given
@@ -137,18 +119,13 @@ class Door:
             raise
 
     def _started(self) -> Process:
-        given = {**environment(), MARK: self.mark}
-        if self.command == worker_command() and (process := forked(given, self._parent)) is not None:
+        given = environment()
+        if self.command == worker_command() and (process := forked({**given, MARK: self.mark})) is not None:
             return process
         try:
-            return started(self.command, given)
+            return started(self.command, given, self.mark)
         except OSError as error:
             raise TargetError(f"{self.command[0]!r} cannot be started ({error.strerror})") from None
-
-    @property
-    def _parent(self) -> str:
-        """The nursery: that of all candidates, or one of its own."""
-        return self.mark if self.orphaned else ""
 
     def request(self, message: Message, work: float = 0.0) -> Message:
         """The answer to a request, by a worker that is started again if it was lost.
@@ -160,15 +137,11 @@ class Door:
         Raises:
             CandidateError: the candidate raised, or returned something unusable.
             LostError: it died, or did not answer in time; or it has done so too often.
-            PathError: it left the code path that it stands for, or its parent was ended, again and again.
+            PathError: it left the code path that it stands for.
         """
         self._read_all()
-        while not self.exhausted:
-            with contextlib.suppress(OrphanedError):
-                return self._restarted(message, work)
-        raise (OrphanedError if self._orphaned_for_good else LostError)(self.exhausted)
-
-    def _restarted(self, message: Message, work: float) -> Message:
+        if self.exhausted:
+            raise LostError(self.exhausted)
         if self.late_start is not None:
             self.unstarted = f"as it started, its process {self.deaths[-1]}"
             raise self.late_start
@@ -206,10 +179,7 @@ class Door:
                 self._read_next()
             if number not in self.early:  # the process was lost before it came to this request
                 return self.request(message, work)
-            try:
-                return self._taken(number)
-            except OrphanedError:
-                return self.request(message, work)
+            return self._taken(number)
 
         return answer
 
@@ -242,8 +212,8 @@ class Door:
         """Reads the answer to the first request that has none, or finds out that its process is lost."""
         number, seconds = next(iter(self.unanswered.items()))
         try:
-            answer: Message | LostError | OrphanedError = self._next_answer(number, seconds)
-        except (LostError, OrphanedError) as error:
+            answer: Message | LostError = self._next_answer(number, seconds)
+        except LostError as error:
             answer = error
         self.early[number] = answer
         self.unanswered.pop(number, None)
@@ -263,7 +233,7 @@ class Door:
 
     def _taken(self, number: int) -> Message:
         answer = self.early.pop(number)
-        if isinstance(answer, LostError | OrphanedError):
+        if isinstance(answer, LostError):
             raise answer
         return checked(answer)
 
@@ -339,19 +309,17 @@ class Door:
                 losses.write(f"{shortened(how)}\n")
         return LostError(message, late, out_of_memory)
 
-    def _died(self) -> LostError | OrphanedError:
+    def _died(self) -> LostError:
         assert self.process is not None
         assert self.output is not None
         if (ended := self.process.ended(ENDED)) is None:
             return self._lost("closed its connection")
         if self.process.orphaned:
-            self.end()
-            self.orphaned += 1
-            return OrphanedError(f"its process {BY_WHOM}")
+            return self._lost(ORPHANED)
         code, peak = ended
         how = how_ended(code)
         killed = code in (-signal.SIGKILL, -signal.SIGABRT)
-        full = was_full(peak, self.process.inherited, self.memory)
+        full = was_full(peak, self.memory)
         refused = any(words in self.output.last_lines() for words in NO_ALLOCATION)
         return self._lost(how, out_of_memory=killed and (full or refused))
 
@@ -363,7 +331,7 @@ class Door:
         known = descendants(self.process.number)
         self.process.stdin.close()
         ended = self.process.ended(ENDING)
-        code = 0 if ended is None or self.process.orphaned else ended[0]
+        code = 0 if ended is None else ended[0]
         self.end(known)
         return code
 

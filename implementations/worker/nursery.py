@@ -1,6 +1,6 @@
 """The nursery: a process that has imported what every worker needs, and forks one for each start, within milliseconds.
 
-It runs on Linux only, and never any code of a candidate.
+It runs on Linux only, and never any code of a candidate. Between it and each worker is a keeper.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import ctypes
 import gc
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -26,19 +24,15 @@ from typing import Any
 from uuid import uuid4
 
 from attention_conformance.implementations.worker.elsewhere import module_command
+from attention_conformance.implementations.worker.keeper import keep
 from attention_conformance.implementations.worker.leftovers import MARK
-from attention_conformance.implementations.worker.limits import LOOK
-from attention_conformance.implementations.worker.process import Ended, ParentError, Process, ended_child
+from attention_conformance.implementations.worker.process import KeeperError, Process, Told, kept
 
 MODULE = "attention_conformance.implementations.worker.nursery"
 LONGEST = 2**17
 """Bytes of a message; each is one datagram."""
 ENVIRONMENT = slice(47, 49)
 """Where /proc/self/stat, after the name, has the first address of the environment and the one behind it."""
-
-
-class NurseryError(ParentError):
-    """The nursery has ended."""
 
 
 @dataclass
@@ -51,50 +45,31 @@ class Nursery:
 
     channel: socket.socket
     number: int
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fork(self, environment: Mapping[str, str]) -> Process:
         """A new worker with this environment, in the current folder.
 
         Raises:
-            NurseryError: the nursery has ended.
+            KeeperError, OSError: the nursery has ended.
             FileNotFoundError: the current folder was removed.
         """
         given = {"environment": dict(environment), "folder": os.getcwd()}
+        own, other = socket.socketpair()
         (stdin, to_worker), (from_worker, stdout), (errors, stderr) = (os.pipe() for _ in range(3))
-        try:
-            number = self._answer(given, [stdin, stdout, stderr])
-        except NurseryError:
-            for end in (to_worker, from_worker, errors):
-                os.close(end)
-            raise
-        finally:
-            for end in (stdin, stdout, stderr):
-                os.close(end)
         streams = os.fdopen(to_worker, "wb", 0), os.fdopen(from_worker, "rb", 0), os.fdopen(errors, "rb", 0)
-        return Process(number, *streams, lambda: self._ended(number))
-
-    def _ended(self, number: int) -> Ended | None:
-        ended = self._answer({"ended": number})
-        return None if ended is None else (ended[0], ended[1])
-
-    def _answer(self, request: Mapping[str, Any], files: list[int] | None = None) -> Any:
-        try:
-            with self.lock:
-                socket.send_fds(self.channel, [json.dumps(request).encode()], files or [])
-                answer = self._received()
-        except OSError as error:
-            raise NurseryError from error
-        if not answer:
-            raise NurseryError
-        return json.loads(answer)
-
-    def _received(self) -> bytes:
-        ready = select.poll()
-        ready.register(self.channel, select.POLLIN)
-        while not ready.poll(1000 * LOOK):
-            os.kill(self.number, signal.SIGCONT)  # a candidate may have suspended it
-        return self.channel.recv(LONGEST)
+        with contextlib.ExitStack() as unused:
+            for each in (own, *streams):
+                unused.enter_context(each)
+            with other:
+                theirs = [stdin, stdout, stderr, other.fileno()]
+                try:
+                    socket.send_fds(self.channel, [json.dumps(given).encode()], theirs)
+                finally:
+                    for end in theirs[:-1]:
+                        os.close(end)
+            process = kept(Told(own, self.number), streams)
+            unused.pop_all()
+        return process
 
 
 def environment() -> dict[str, str]:
@@ -108,30 +83,27 @@ def warm_up() -> None:
         _own_nursery(environment())
 
 
-def forked(given: Mapping[str, str], alone: str = "") -> Process | None:
-    """A worker with this environment, forked by the nursery, which is started if need be; None where there is none.
-
-    With `alone`, the nursery is one that only callers with the same text have.
-    """
+def forked(given: Mapping[str, str]) -> Process | None:
+    """A worker with this environment, forked by the nursery, which is started if need be; None where there is none."""
     if sys.platform != "linux":
         return None
     for _ in range(2):
         try:
-            return _own_nursery(given, alone).fork(given)
+            return _own_nursery(given).fork(given)
         except FileNotFoundError:
             return None
-        except NurseryError:
+        except (KeeperError, OSError):
             _nursery.cache_clear()  # a candidate may have killed it
     return None
 
 
-def _own_nursery(given: Mapping[str, str], alone: str = "") -> Nursery:
+def _own_nursery(given: Mapping[str, str]) -> Nursery:
     read_by_imports = {name: value for name, value in given.items() if name != MARK}
-    return _nursery(os.getpid(), tuple(sorted(read_by_imports.items())), alone)
+    return _nursery(os.getpid(), tuple(sorted(read_by_imports.items())))
 
 
 @cache
-def _nursery(judge: int, environment: tuple[tuple[str, str], ...], alone: str) -> Nursery:
+def _nursery(judge: int, environment: tuple[tuple[str, str], ...]) -> Nursery:
     """The nursery of a process for an environment."""
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with other:
@@ -152,26 +124,32 @@ def _nursery(judge: int, environment: tuple[tuple[str, str], ...], alone: str) -
 
 
 def main(channel: socket.socket) -> None:
-    """Forks workers until the judge has ended. Each of them leaves this function, and goes on as the worker does."""
+    """Forks keepers until the judge has ended. Each of them forks a worker, which leaves this function and goes on."""
     serve = _with_imports()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a keeper
     while True:
-        text, files, _, _ = socket.recv_fds(channel, LONGEST, 3)
+        text, files, _, _ = socket.recv_fds(channel, LONGEST, 4)
         if not text:
             os._exit(0)
-        request = json.loads(text)
-        if "ended" in request:
-            answer: object = ended_child(request["ended"])
-        elif number := os.fork():
-            answer = number
-            for each in files:
-                os.close(each)
-        else:
+        if os.fork() == 0:
             channel.close()
-            _begin(request, files)
+            _fork_worker(files)
+            _begin(json.loads(text), files)
             serve.main()
             return
-        with contextlib.suppress(OSError):
-            channel.send(json.dumps(answer).encode())
+        for each in files:
+            os.close(each)
+
+
+def _fork_worker(files: list[int]) -> None:
+    """Forks a worker, in which this returns, from the keeper that this process becomes."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    told = socket.socket(fileno=files.pop())
+    if number := os.fork():
+        for each in files:
+            os.close(each)
+        keep(told, number)
+    told.close()
 
 
 def _with_imports() -> ModuleType:

@@ -1,25 +1,61 @@
-"""The process of a worker, whoever is its parent: this process, or the nursery that has forked it."""
+"""The process of a worker, and what its keeper tells of it."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import select
 import signal
+import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
-from attention_conformance.implementations.worker.resources import own_peak
+from attention_conformance.implementations.worker import keeper
+from attention_conformance.implementations.worker.leftovers import MARK
+from attention_conformance.implementations.worker.limits import LOOK
 
 Ended = tuple[int, int]
 """Exit status, negative for a signal, and peak of resident bytes."""
-PAUSE = 0.002
-"""Seconds between two looks at a process that is about to end."""
 
 
-class ParentError(Exception):
-    """The parent of a process has ended, and the process with it."""
+class KeeperError(Exception):
+    """The keeper of a process has ended, and the process with it."""
+
+
+@dataclass
+class Told:
+    """What a keeper tells, line by line; `keeper` is the process that may have to be continued for that."""
+
+    channel: socket.socket
+    keeper: int
+
+    def line(self, seconds: float) -> Any:
+        """The next one; None where there is none in so many seconds.
+
+        Raises:
+            KeeperError: there will be none.
+        """
+        end, ready = time.monotonic() + seconds, select.poll()
+        ready.register(self.channel, select.POLLIN)
+        while not ready.poll(1000 * max(0.0, min(end - time.monotonic(), LOOK))):
+            if time.monotonic() >= end:
+                return None
+            with contextlib.suppress(OSError):
+                os.kill(self.keeper, signal.SIGCONT)  # a candidate may have suspended it
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(self._bytes())
+        raise KeeperError
+
+    def _bytes(self) -> bytes:
+        line = b""
+        while not line.endswith(b"\n") and (piece := self.channel.recv(1)):
+            line += piece
+        return line
 
 
 @dataclass
@@ -28,32 +64,30 @@ class Process:
 
     Attributes:
         number: its process id, and that of its session.
-        poll: how it has ended; None while it runs; may raise `ParentError`. Not called again once it has answered.
-        orphaned: whether it has ended because its parent did.
-        inherited: resident bytes that it had at its start, which the peak therefore is at least.
+        told: what its keeper tells: how it has ended.
+        result: how it has ended, once it has; where its keeper was ended, it was killed by that.
+        orphaned: whether it has ended because its keeper did.
     """
 
     number: int
     stdin: IO[bytes]
     stdout: IO[bytes]
     stderr: IO[bytes]
-    poll: Callable[[], Ended | None]
-    inherited: int = 0
+    told: Told
     result: Ended | None = None
     orphaned: bool = False
 
     def ended(self, seconds: float = 0.0) -> Ended | None:
         """How it has ended, waited for so long; None: it is running."""
-        end = time.monotonic() + seconds
-        while self.result is None:
+        if self.result is None:
             try:
-                self.result = self.poll()
-            except ParentError:
+                if (line := self.told.line(seconds)) is None:
+                    return None
+                code, peak = line
+                self.result = code, peak
+            except KeeperError:
                 self.result, self.orphaned = (-signal.SIGKILL, 0), True
-            if self.result is None and time.monotonic() >= end:
-                return None
-            if self.result is None:
-                time.sleep(PAUSE)
+            self.told.channel.close()
         return self.result
 
     def stop(self) -> None:
@@ -68,38 +102,54 @@ class Process:
             self.ended(float("inf"))
 
 
-def ended_child(number: int) -> Ended | None:
-    """How a child of this process has ended; None while it runs. It can be called once after the end."""
-    ended, status, usage = os.wait4(number, os.WNOHANG)
-    return (os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024) if ended else None
-
-
 def how_ended(code: int) -> str:
     """How a process ended, by its exit status, which is negative for a signal."""
     if code >= 0:
-        return f"ended its process with exit status {code}"
+        why = " (an error of input or output, such as a closed stream)" if code == os.EX_IOERR else ""
+        return f"ended its process with exit status {code}{why}"
     if -code in {each.value for each in signal.Signals}:
         return f"died of {signal.Signals(-code).name} ({signal.strsignal(-code)})"
     return f"died of signal {-code}"
 
 
-def started(command: Sequence[str], environment: Mapping[str, str]) -> Process:
-    """The process of a command, in a session of its own.
+def kept(told: Told, streams: tuple[IO[bytes], IO[bytes], IO[bytes]]) -> Process:
+    """The process whose keeper begins to tell of it.
+
+    Raises:
+        KeeperError: it has ended before it did so.
+        OSError: the process could not be started.
+    """
+    if isinstance(first := told.line(float("inf")), str):
+        raise OSError(0, first)
+    told.keeper, number = first
+    return Process(number, *streams, told)
+
+
+def started(command: Sequence[str], environment: Mapping[str, str], mark: str) -> Process:
+    """The process of a command, in a session of its own, with the mark that its keeper does not have.
 
     Raises:
         OSError: it cannot be started.
     """
-    pipe = subprocess.PIPE
-    child = subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, bufsize=0, env=environment
-    )
+    own, other = socket.socketpair()
+    pipe, python = subprocess.PIPE, (sys.executable, "-I", "-S")
+    with other:
+        child = subprocess.Popen(
+            [*python, keeper.__file__, str(other.fileno()), f"{MARK}={mark}", *command],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            pass_fds=[other.fileno()],
+            start_new_session=True,
+            bufsize=0,
+            env=environment,
+        )
+    child.returncode = 0  # it ends with this process, and is not waited for
     assert child.stdin is not None
     assert child.stdout is not None
     assert child.stderr is not None
-
-    def poll() -> Ended | None:
-        if (ended := ended_child(child.pid)) is not None:
-            child.returncode = ended[0]
-        return ended
-
-    return Process(child.pid, child.stdin, child.stdout, child.stderr, poll, own_peak())
+    try:
+        return kept(Told(own, child.pid), (child.stdin, child.stdout, child.stderr))
+    except (OSError, KeeperError):
+        own.close()
+        raise

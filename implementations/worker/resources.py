@@ -107,21 +107,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error)[:2000] for words in NO_ALLOCATION)
 
 
-def own_peak() -> int:
-    """The most resident bytes that this process has had; 0 where the system does not count them."""
-    if sys.platform == "win32":
-        return 0
-    import resource  # not on every system
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def was_full(peak: int, inherited: int, limit: int | None) -> bool:
+def was_full(peak: int, limit: int | None) -> bool:
     """Whether a killed process had come near its limit of memory.
 
     Args:
-        peak: its most resident bytes, which Linux counts from those of its parent on.
-        inherited: the parent's at the start, which `peak` is therefore at least: it proves nothing up to there.
+        peak: its most resident bytes, which Linux counts from those of its keeper on: they are few.
         limit: bytes that the process may allocate, if there is a limit.
     """
-    return limit is not None and peak > max(NEAR * limit, inherited)
+    return limit is not None and peak > NEAR * limit

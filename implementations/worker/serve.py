@@ -48,6 +48,7 @@ from attention_conformance.implementations.worker.forms import (
     result_message,
 )
 from attention_conformance.implementations.worker.hello import PROTOCOL, REQUESTS
+from attention_conformance.implementations.worker.native_threads import computing
 from attention_conformance.implementations.worker.observer import LocalObserver
 from attention_conformance.implementations.worker.own_builtins import OwnBuiltins
 from attention_conformance.implementations.worker.resources import end_first, is_out_of_memory, limit_memory
@@ -233,7 +234,7 @@ class Worker:
 
     def threads(self, request: Message) -> Message:
         """The threads that the candidate has started, and that still run."""
-        running = [each.name for each in threading.enumerate() if each not in self.own_threads]
+        running = [each.name for each in threading.enumerate() if each not in self.own_threads] + computing()
         return Message({"threads": [plain(name, LONGEST_NAME) for name in running]})
 
     def seed(self, request: Message) -> Message:
@@ -297,15 +298,18 @@ def main() -> None:
 def served(streams: tuple[BinaryIO, BinaryIO], answer: Callable[[Message], Message]) -> None:
     """Reads each request from the first stream, and writes the answer to the second."""
     requests, answers = streams
-    own, tell = OwnBuiltins(), os.write
+    own, tell, exit_now = OwnBuiltins(), os.write, os._exit
     try:
         while (request := read(requests)) is not None:
             answers.write(encoded(own.answered(answer, request), request.fields["number"]))
             answers.flush()
     except Exception as error:
         line = f"the candidate has changed what its process needs to answer: {error_line(error)}\n"
-        tell(2, line.encode(errors="replace"))
-        os._exit(1)
+        try:
+            tell(2, line.encode(errors="replace"))
+        except OSError:
+            exit_now(os.EX_IOERR)
+        exit_now(1)
 
 
 def encoded(answer: Message, number: int) -> bytes:

@@ -45,7 +45,7 @@ DYING = {
         "ended its process with exit status 3",
     ),
     "another program": ("if judged(): os.execv('/bin/true', ['true'])", "ended its process with exit status 0"),
-    "closed streams": ("if judged(): os.closerange(0, 99)", "its process"),
+    "closed streams": ("if judged(): os.closerange(0, 1000)", "such as a closed stream"),
     "writing to every stream": (
         "for n in range(3, 30) if judged() else ():\n        try: os.write(n, b'x' * 99)\n        except OSError: pass",
         "sent what is no answer",

@@ -69,6 +69,10 @@ def test_what_is_left_is_ended_and_named(tmp_path: Path, number: int) -> None:
             "threading.Thread(target=time.sleep, args=(300,), name='\\x1bmine').start()",
             "attention left 1 thread running:  mine; ended",
         ),
+        (
+            "import _thread; _thread.start_new_thread(lambda: [each for each in iter(int, 1) if each], ())",
+            "attention left 1 thread running: ",
+        ),
         ("atexit.register(ctypes.string_at, 0)", "attention died of SIGSEGV (Segmentation fault), after its last call"),
     ],
 )
