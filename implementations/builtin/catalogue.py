@@ -8,22 +8,29 @@ from attention_conformance.implementations.builtin.compositions import COMPOSITI
 from attention_conformance.implementations.builtin.flex import COMPILED, EAGER, missing
 from attention_conformance.implementations.builtin.inhouse import INHOUSE
 from attention_conformance.implementations.builtin.inhouse.cached import CACHED
+from attention_conformance.implementations.builtin.inhouse.latent import IN_NUMPY as LATENT_NUMPY
+from attention_conformance.implementations.builtin.inhouse.latent import IN_TORCH as LATENT_TORCH
 from attention_conformance.implementations.builtin.inhouse.paged import IN_NUMPY as PAGED_NUMPY
 from attention_conformance.implementations.builtin.inhouse.paged import IN_TORCH as PAGED_TORCH
 from attention_conformance.implementations.builtin.inhouse.positions import POSITIONS
 from attention_conformance.implementations.builtin.inhouse.quantised import IN_NUMPY as QUANTISED_NUMPY
 from attention_conformance.implementations.builtin.inhouse.quantised import IN_TORCH as QUANTISED_TORCH
 from attention_conformance.implementations.builtin.inhouse.ring_entries import RING_2, RING_4
+from attention_conformance.implementations.builtin.kernel_entries import (
+    PALLAS,
+    TRITON,
+    no_pallas,
+    no_triton,
+    of_pallas,
+    of_triton,
+)
 from attention_conformance.implementations.builtin.mha import MHA_INDUCTOR, TORCH_MODULES
 from attention_conformance.implementations.builtin.sdpa import SDPA_INDUCTOR, TORCH_OPS
 from attention_conformance.implementations.builtin.sources.adapters import SOURCES
-from attention_conformance.implementations.builtin.triton_entry import NAME as TRITON_NAME
-from attention_conformance.implementations.builtin.triton_entry import entry as triton_entry
-from attention_conformance.implementations.builtin.triton_entry import missing as no_triton
 
 SERVED = tuple(
     replace(each, claims=replace(each.claims, dtypes=("float32", "bfloat16")))
-    for each in (PAGED_NUMPY, QUANTISED_NUMPY)
+    for each in (PAGED_NUMPY, QUANTISED_NUMPY, LATENT_NUMPY)
 )
 """Judged in two types by default, which keeps the page of a full run small; where they are tested, in all."""
 BUILTIN: tuple[Implementation, ...] = (
@@ -37,20 +44,21 @@ BUILTIN: tuple[Implementation, ...] = (
     *SERVED,
     RING_2,
 )
-TRITON = () if no_triton() else (triton_entry(),)
 ON_REQUEST: tuple[Implementation, ...] = (
     *(() if missing() else (COMPILED, SDPA_INDUCTOR, MHA_INDUCTOR)),
     RING_4,
-    *TRITON,
+    *(() if no_triton() else (of_triton(),)),
+    *(() if no_pallas() else (of_pallas(),)),
 )
 """Costly ones, that take part where --implementation names them in full."""
-NAMED: tuple[Implementation, ...] = (*COMPOSITIONS, PAGED_TORCH, QUANTISED_TORCH)
+NAMED: tuple[Implementation, ...] = (*COMPOSITIONS, PAGED_TORCH, QUANTISED_TORCH, LATENT_TORCH)
 """Plain ones to compare with, that take part where --implementation names them in full."""
 ABSENT: Mapping[str, str] = {
     name: why
     for why, names in (
         (missing(), (COMPILED.name, SDPA_INDUCTOR.name, MHA_INDUCTOR.name)),
-        (no_triton(), (TRITON_NAME,)),
+        (no_triton(), (TRITON,)),
+        (no_pallas(), (PALLAS,)),
     )
     for name in names
     if why

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.implementations.builtin import triton_entry
+from attention_conformance.implementations.builtin import kernel_entries
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 
-SOURCE = Path(triton_entry.__file__).with_name("triton_flash.py")
+SOURCE = Path(kernel_entries.__file__).with_name("triton_flash.py")
 OF_QUERIES = "    query = rows_of(q + head * queries * d_k, i, queries, d_k, WIDTH)\n    "
 MISTAKES = {
     "wrong tile edge": (
@@ -40,7 +40,7 @@ def failing(target: Path, *clauses: str) -> set[str]:
 @pytest.fixture
 def interpreted() -> None:
     """Where it is absent, or was imported before it could know that it is interpreted, the test is not run."""
-    if why := triton_entry.missing():
+    if why := kernel_entries.no_triton():
         pytest.skip(why)
 
 
@@ -56,17 +56,17 @@ def interpreted() -> None:
 def test_why_it_is_absent(
     monkeypatch: pytest.MonkeyPatch, installed: bool, gpu: bool, variable: str, reason: str
 ) -> None:
-    monkeypatch.setattr(triton_entry, "triton", installed)
+    monkeypatch.setattr(kernel_entries, "triton", installed)
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     monkeypatch.setenv("TRITON_INTERPRET", variable)
-    assert bool(triton_entry.missing()) is bool(reason)
-    assert reason in triton_entry.missing()
+    assert bool(kernel_entries.no_triton()) is bool(reason)
+    assert reason in kernel_entries.no_triton()
 
 
 @pytest.mark.usefixtures("interpreted")
 def test_it_is_right() -> None:
     clauses = {clause for _, _, clause in MISTAKES.values()}
-    verdicts = run(triton_entry.entry(), tuple(sorted(clauses)), ("float32",))
+    verdicts = run(kernel_entries.of_triton(), tuple(sorted(clauses)), ("float32",))
     assert {v.clause for v in verdicts} == clauses
     assert {v.status for v in verdicts} == {Status.PASS}
 
