@@ -42,7 +42,7 @@ def exact_ones(extension: Extension) -> tuple[int, int]:
 def grown(extension: Extension, distances: Integers, form: Callable[..., Any], dtype: type[np.floating]) -> Integers:
     count, exact = exact_ones(extension)
     places = form(distances.astype(dtype), dtype(exact), dtype(extension.max_distance)) * dtype(count - exact)
-    return np.minimum(exact + np.floor(places), count - 1).astype(np.int64)
+    return np.asarray(np.minimum(exact + np.floor(places), count - 1), np.int64)
 
 
 def test_every_form_has_the_same_buckets_in_every_case() -> None:
