@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from attention_conformance.implementations.api.contract import Claims, Unsupported, any_case
 from attention_conformance.implementations.api.safe_call import CandidateError, guarded
-from attention_conformance.spec.buckets import undecided
+from attention_conformance.spec.bucket_edges import undecided
 from attention_conformance.spec.case_limits import unusable
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import (

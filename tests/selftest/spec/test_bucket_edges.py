@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.spec.buckets import reach, undecided
+from attention_conformance.spec.bucket_edges import reach, undecided
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.covering import combinations
