@@ -46,17 +46,15 @@ from attention_conformance.implementations.discovery.function_calls import (
     RenamedCall,
     tensors_kind,
 )
-from attention_conformance.implementations.discovery.function_masks import (
-    UNPUBLISHED,
-    with_mask_form,
-    without_ignored,
-)
+from attention_conformance.implementations.discovery.function_masks import with_mask_form, without_ignored
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.module_masks import (
     ADDED,
+    UNPUBLISHED,
     empty_rows_as_seen,
     empty_rows_of_each_kind,
     empty_rows_of_window,
+    lengths_as_seen,
 )
 from attention_conformance.implementations.discovery.on_request import with_all_it_returns
 from attention_conformance.implementations.discovery.one_key_head import OneKeyHead, with_key_heads
@@ -168,9 +166,12 @@ def _usual_candidate(
     check, kind, plain = _suited_in_size(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
     check, limits = with_size_limits(check)
+    masks: list[str] = []
     if not interface and options.spelled.get("bool_mask") in UNPUBLISHED and "bool-mask" not in settings:
-        check = with_mask_form(check, kind)
+        check, masks = with_mask_form(check, kind)
     check, ignored = without_ignored(check, options)
+    check, lengths = lengths_as_seen(check)
+    ignored = [*masks, *lengths, *ignored]
     if interface and not any("row" in key for key in (*settings, *documented)):
         check, seen = empty_rows_of_each_kind(check)
         ignored = [*ignored, *seen]

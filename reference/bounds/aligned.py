@@ -30,8 +30,8 @@ RESULT = 2.0
 """Roundings of each element of a result: before and after its division or scaling."""
 UNIFORM = 1.0 / 3.0
 """A rounding error is uniform between its limits, which makes it sub-Gaussian with this part of their square."""
-ROUNDED = ("alibi_slopes", "relative_bias", "bucketed_bias", "key_scale", "value_scale")
-"""Arrays that are added to the scores, or multiply keys and values, and have roundings of their own."""
+ROUNDED = ("alibi_slopes", "relative_bias", "bucketed_bias", "key_scale", "value_scale", "w_uk")
+"""Arrays that are added to the scores, or multiply keys and values or make them, and have roundings of their own."""
 FORMS = 2.0
 """Ways in which D may be formed, from the weights or from the output, each with roundings of its own."""
 

@@ -158,3 +158,21 @@ class f:
     def __call__(self, q, k, v): return attend(q @ self.w, k, v)[0]
 """
     assert refused(make, text).startswith("its constructor is f()")
+
+
+def test_the_layout_of_one_that_is_always_causal_is_seen_by_its_last_query(make: Make) -> None:
+    made = make(
+        "def f(q, k, v): return attend(*(x.transpose(1, 2) for x in (q, k, v)), causal=True)[0].transpose(1, 2)"
+    )
+    assert "(B, L, H, d)" in made.about
+    assert made.claims.premises.causal
+
+
+def test_an_array_that_every_call_needs_is_given_where_it_changes_nothing(make: Make) -> None:
+    made = make(
+        "def f(q, k, v, alibi_slopes): return attend(q, k, v, alibi_slopes[:, None, None] * ALIBI)[0]".replace(
+            "ALIBI", "-(torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])).abs().to(q.dtype)"
+        )
+    )
+    assert Feature.ALIBI in made.claims
+    assert_conforms(made)
