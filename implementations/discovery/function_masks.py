@@ -27,6 +27,7 @@ from attention_conformance.implementations.discovery.module_masks import (
     ADDED,
     PADDED,
     SHAPES,
+    UNPUBLISHED,
     fit_form,
     has_effect,
     shaped,
@@ -40,8 +41,6 @@ from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 
-UNPUBLISHED = ("mask", "attention_mask")
-"""Names of masks that state neither their form nor what True means in them."""
 FORMS = (MaskForm.GIVEN, MaskForm.SAMPLE, MaskForm.SHARED)
 NUMBERS_ADDED = frozenset({Feature.FLOAT_MASK, Feature.MASK_GRADIENT})
 OF_MASKS = NUMBERS_ADDED | {Feature.BOOL_MASK}

@@ -46,15 +46,12 @@ from attention_conformance.implementations.discovery.function_calls import (
     RenamedCall,
     tensors_kind,
 )
-from attention_conformance.implementations.discovery.function_masks import (
-    UNPUBLISHED,
-    with_mask_form,
-    without_ignored,
-)
+from attention_conformance.implementations.discovery.function_masks import with_mask_form, without_ignored
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.module_masks import (
     ADDED,
     EMPTY,
+    UNPUBLISHED,
     empty_rows_as_seen,
     empty_rows_of_each_kind,
     empty_rows_of_window,

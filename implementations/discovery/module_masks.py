@@ -32,6 +32,8 @@ from attention_conformance.spec.masks import Booleans, visible
 if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.forwards import ModuleCall
 
+UNPUBLISHED = ("mask", "attention_mask")
+"""Names of masks that state neither their form nor what True means in them."""
 PUBLISHED = ("attn_mask", "key_padding_mask", "is_causal")
 """Names of a well-known interface: what they promise is judged, not observed."""
 ADDED, PADDED = replace(PLAIN, mask=MaskKind.INFINITE), replace(PLAIN, padding=Padding.RIGHT)
@@ -262,10 +264,11 @@ def fit_lengths(fit: Fit, case: Case) -> Case | Unsupported:
 def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     """The check without masks of unpublished names that raise, and without floats where zeros mask.
 
-    `attn_mask` alone is a name that others use for masks of 0 and 1 as well.
+    `attn_mask` alone is a name that others use for masks of 0 and 1 as well; `mask` is, next to a published flag too.
     """
     published = set(PUBLISHED) & set(call.options.named.spelled.values())
-    if published - {"attn_mask"} or not {"bool_mask", "float_mask"} <= set(call.options.spelled):
+    promised = published - {"attn_mask"} and call.options.spelled.get("float_mask") not in UNPUBLISHED
+    if promised or not {"bool_mask", "float_mask"} <= set(call.options.spelled):
         return check, []
     if not published and (error := check.run(shaped(MASKED, call.form)).error):
         return check.without(MASKS), [f"masks not claimed: {error}"]

@@ -11,7 +11,6 @@ import ctypes
 import gc
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -126,7 +125,6 @@ def _nursery(judge: int, environment: tuple[tuple[str, str], ...]) -> Nursery:
 def main(channel: socket.socket) -> None:
     """Forks keepers until the judge has ended. Each of them forks a worker, which leaves this function and goes on."""
     serve = _with_imports()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a keeper
     while True:
         text, files, _, _ = socket.recv_fds(channel, LONGEST, 4)
         if not text:
@@ -139,11 +137,13 @@ def main(channel: socket.socket) -> None:
             return
         for each in files:
             os.close(each)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # the keepers of earlier workers
+                pass
 
 
 def _fork_worker(files: list[int]) -> None:
     """Forks a worker, in which this returns, from the keeper that this process becomes."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     told = socket.socket(fileno=files.pop())
     if number := os.fork():
         for each in files:

@@ -91,6 +91,14 @@ def test_a_function_is_judged_in_the_type_that_it_states(make: Make) -> None:
     assert_conforms(made)
 
 
+def test_a_published_flag_promises_no_floats_of_a_mask_of_another_name(make: Make) -> None:
+    masked = f"s = s.masked_fill({LATER}, {HIDDEN}) if is_causal else s\n"
+    masked += "        s = s if mask is None else s.masked_fill(mask == 0, -torch.inf)"
+    made = make(text_of({"inputs": "x, mask=None, is_causal=False", "masked": masked}))
+    assert {Feature.BOOL_MASK, Feature.CAUSAL} <= made.claims.features
+    assert Feature.FLOAT_MASK not in made.claims
+
+
 def test_a_number_of_samples_is_built_large(make: Make) -> None:
     cache = {"sizes": "max_batch_size, dim, heads", "init": "self.most = max_batch_size"}
     assert_conforms(make(text_of({**cache, "before": "assert x.shape[0] <= self.most and self.most > 12"})))
