@@ -269,7 +269,8 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     calls = [call]
     if count == 1 and inputs and words_of(inputs[0].name) & OF_LISTS:
         calls += [replace(call, inputs=3, order=order, listed=True) for order in LISTED]
-    for call, *tables in product(calls, *(neutrals(name) for name in (*unknown, *masks))):
+    given = list(product(*(neutrals(name) for name in (*unknown, *masks))))
+    for call, tables in product(calls, given):
         yield replace(call, tables=dict(zip((*unknown, *masks), tables, strict=True)))
 
 

@@ -141,8 +141,9 @@ def _laid_out_candidate(
     except TargetError:
         return None
     made = _made(name, adapted, settings, device, premises)
-    together = made is not None and isinstance(function, OneInput)
-    return replace(made, about=f"{made.about}; {function.about}") if made and together else made
+    if made is None or not isinstance(function, OneInput):
+        return made
+    return replace(made, about=f"{made.about}; {function.about}")
 
 
 def _made(

@@ -301,8 +301,8 @@ def empty_rows_as_seen(
         return check, notes
     answer = _empty_row(check, fitted)
     if answer is None and _sees_all_again(check, fitted):
-        claims = replace(check.claims, fit=partial(fit_rows_with_keys, check.claims.fit))
-        return replace(check, claims=claims), [*notes, "a row without keys gets what it gets without the mask"]
+        with_keys = replace(check.claims, fit=partial(fit_rows_with_keys, check.claims.fit))
+        return replace(check, claims=with_keys), [*notes, "a row without keys gets what it gets without the mask"]
     if answer is None:
         return check, notes
     where = kinds if masked.padding is Padding.NONE else ("padding",)
