@@ -73,7 +73,8 @@ def _remembering(now: Standing, old: Standing | None) -> Standing:
         return now
     if any(_changed(old, now)):
         return replace(now, earlier=(replace(old, earlier=()), *old.earlier)[:REMEMBERED])
-    return replace(now, since=old.first_day, earlier=old.earlier)
+    since = old.first_day if old.first_day != now.judged_on else ""
+    return replace(now, since=since, earlier=old.earlier)
 
 
 def write_state(found: Mapping[str, Standing], folder: Path) -> None:
