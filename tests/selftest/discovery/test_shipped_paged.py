@@ -77,8 +77,8 @@ def codes_in_pages(
     samples = []
     for b in range(len(query)):
         scales = (k_descale[b, :, None], v_descale[b, :, None])
-        pools = ((pool.to(query.dtype) * by) for pool, by in zip((key_cache, value_cache), scales, strict=True))
-        samples.append(PagedSteps()(query[b : b + 1], *pools, block_table[b : b + 1], cache_seqlens[b:], causal))
+        key, value = (pool.to(query.dtype) * by for pool, by in zip((key_cache, value_cache), scales, strict=True))
+        samples.append(PagedSteps()(query[b : b + 1], key, value, block_table[b : b + 1], cache_seqlens[b:], causal))
     return torch.cat(samples)
 
 
