@@ -41,6 +41,13 @@ def weights_rounded_to_bfloat16(weights: Tensor, value: Tensor) -> Tensor:
     return correct.mix(weights.to(torch.bfloat16).to(weights.dtype), value)
 
 
+@breaks_digits_of_softmax("numerics.bound", holds=("numerics.accumulation", "softmax.over-keys"), dtype="bfloat16")
+def weights_truncated_to_bfloat16(scores: Tensor) -> Tensor:
+    weights = correct.softmax(scores.float())
+    kept = (weights.detach().view(torch.int32) & -0x10000).view(torch.float32)
+    return (weights + (kept - weights).detach()).to(scores.dtype)
+
+
 def _ten_bits(x: Tensor) -> Tensor:
     """The numbers with ten bits behind the point, as a matrix unit reads float32."""
     return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)

@@ -25,7 +25,7 @@ from uuid import uuid4
 from attention_conformance.implementations.worker.elsewhere import module_command
 from attention_conformance.implementations.worker.keeper import keep
 from attention_conformance.implementations.worker.leftovers import MARK
-from attention_conformance.implementations.worker.process import KeeperError, Process, Told, kept
+from attention_conformance.implementations.worker.process import Process, Told, kept
 
 MODULE = "attention_conformance.implementations.worker.nursery"
 LONGEST = 2**17
@@ -49,7 +49,7 @@ class Nursery:
         """A new worker with this environment, in the current folder.
 
         Raises:
-            KeeperError, OSError: the nursery has ended.
+            OSError: the nursery has ended.
             FileNotFoundError: the current folder was removed.
         """
         given = {"environment": dict(environment), "folder": os.getcwd()}
@@ -91,7 +91,7 @@ def forked(given: Mapping[str, str]) -> Process | None:
             return _own_nursery(given).fork(given)
         except FileNotFoundError:
             return None
-        except (KeeperError, OSError):
+        except OSError:  # also of a keeper
             _nursery.cache_clear()  # a candidate may have killed it
     return None
 
