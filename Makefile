@@ -14,7 +14,7 @@ BENCH  := report/bench.json
 
 .PHONY: conformance test thorough bench bench-compare bench-calibration lint types bounds mutation reach conventions
 .PHONY: audit-score covering clause-seconds profile-suite door-cost docs links format clean report-diff first-contact wheel-check diagnosis-score
-.PHONY: peers
+.PHONY: peers matrix
 
 conformance: $(JUDGES)
 	$(RUN) -m pytest --report report -n 2 --dist worksteal
@@ -87,6 +87,15 @@ profile-suite: $(READY)
 # Compares the reference with the test cases of others, of packages that are installed: minutes
 peers: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.peers
+
+# The chapters that every attention has, in float32 and the quick tier: a part of the matrix, small enough for a daily job.
+# PATTERN="keras* onnx*" are some of the packages, CHAPTERS="scores.* shapes.*" others of the clauses.
+PATTERN  ?=
+CHAPTERS ?= scores.* softmax.* values.* heads.* masks.* causal.* grouped.*
+matrix: $(READY)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[matrix]'
+	$(RUN) -m attention_conformance matrix $(foreach each,$(PATTERN),'$(each)') --report matrix --jobs 2 --dtype float32 \
+		$(foreach each,$(CHAPTERS),--clause '$(each)') --constraint constraints.txt
 
 # What a process of its own costs: wall and CPU seconds of the quick tier, for four candidates
 door-cost: $(READY)

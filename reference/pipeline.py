@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from attention_conformance.reference.arrays import Booleans, Floats
+from attention_conformance.reference.latent import expanded
 from attention_conformance.reference.positions import Positions, positions
 from attention_conformance.reference.routes import Routes, routes
 from attention_conformance.reference.stages import append, cap, repeat_kv
@@ -198,6 +199,8 @@ class Pipeline:
         return Trace(inputs, through, softcap, gates, opened, order, places, query, key, value, scale, *rows, seen)
 
     def _inputs(self, problem: Problem) -> Inputs:
+        if "w_uk" in problem.extras:
+            return Inputs(_floats(problem.query), *expanded(problem))
         inputs = (_floats(problem.query), *(dequantised(problem, name) for name in ("key", "value")))
         if problem.scope is Scope.OP:
             return Inputs(*inputs)

@@ -36,6 +36,8 @@ def unusable(case: Case, elements: int = MOST_ELEMENTS) -> str:
         return f"case.extension.page_size is {case.extension.page_size}, and cannot be negative"
     if case.extension.norm_epsilon is not None and case.extension.norm_epsilon < 0.0:
         return f"case.extension.norm_epsilon is {case.extension.norm_epsilon}, and cannot be negative"
+    if min(case.extension.latent, case.extension.decoupled) < 0:
+        return "case.extension.latent and case.extension.decoupled cannot be negative"
     if wrong := _unusable_buckets(case.extension):
         return wrong
     most = max(_elements(case))
@@ -73,6 +75,8 @@ def _elements(case: Case) -> Iterator[int]:
     yield heads * rows * max(s.d_k, s.d_v)
     yield s.num_heads * e.relative_bias
     yield s.num_heads * e.bucketed_bias
+    yield s.num_heads * e.latent * max(s.d_k, s.d_v)
+    yield max(s.batch, 1) * rows * (e.latent + e.decoupled)
     if form is not None:
         widest = max(form.query_dim, form.key_dim, form.value_dim, form.out_dim, 1)
         yield widest * max(s.batch, 1) * rows

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from attention_conformance.spec.features import (
     NOTHING,
     Codes,
@@ -29,6 +31,7 @@ class CaseOption:
         keywords: the suite's name of each argument, and the names that others give it.
         neutral: what a required parameter is given where a problem does not use the option.
         draw: (generator, num_heads, extension) -> its array, of no round numbers.
+        unfelt: the number that fills its array where that has no effect, for callables that need one in each call.
         convention: the field of `Conventions` on which the answer depends, or nothing.
         presumed: what else the example has, without which the option means nothing.
     """
@@ -39,12 +42,19 @@ class CaseOption:
     keywords: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     neutral: object = None
     draw: Callable[[Any, int, Extension], Any] | None = None
+    unfelt: float | None = None
     convention: str = ""
     presumed: Extension = NOTHING
 
     def used(self, extension: Extension) -> bool:
         """Whether a case with this extension has it."""
         return bool(getattr(extension, self.setting) != getattr(NOTHING, self.setting))
+
+    def without_effect(self, heads: int) -> Any:
+        """Its array where it changes nothing, for so many heads; None where it has none."""
+        if self.draw is None or self.unfelt is None:
+            return None
+        return np.full(self.draw(np.random.default_rng(0), heads, self.example).shape, self.unfelt)
 
 
 CASE_OPTIONS = (
@@ -96,6 +106,7 @@ CASE_OPTIONS = (
         Extension(sinks=True),
         {"sinks": ("sink",)},
         draw=lambda rng, heads, _: 1.5 * rng.standard_normal(heads),
+        unfelt=-np.inf,
     ),
     CaseOption(
         Feature.ALIBI,
@@ -103,6 +114,7 @@ CASE_OPTIONS = (
         Extension(alibi=True),
         {"alibi_slopes": ()},
         draw=lambda rng, heads, _: rng.uniform(0.1, 0.9, heads),
+        unfelt=0.0,
     ),
     CaseOption(
         Feature.RELATIVE_BIAS,
@@ -110,6 +122,7 @@ CASE_OPTIONS = (
         Extension(relative_bias=2),
         {"relative_bias": ()},
         draw=lambda rng, heads, extension: rng.standard_normal((heads, 2 * extension.relative_bias + 1)),
+        unfelt=0.0,
     ),
     CaseOption(Feature.ZERO_ATTN, "zero_attn", Extension(zero_attn=True), {"add_zero_attn": ()}, neutral=False),
     CaseOption(Feature.BIAS_KV, "bias_kv", Extension(bias_kv=True)),
@@ -119,6 +132,7 @@ CASE_OPTIONS = (
         Extension(head_gates=True),
         {"head_gates": ()},
         draw=lambda rng, heads, _: rng.uniform(0.4, 1.6, heads) * [-1.0 if h % 3 == 1 else 1.0 for h in range(heads)],
+        unfelt=1.0,
     ),
     CaseOption(Feature.OUTPUT_GATES, "output_gates", Extension(output_gates=OutputGates.CHANNEL), {"gate_logits": ()}),
     CaseOption(
@@ -150,6 +164,7 @@ CASE_OPTIONS = (
         Extension(bucketed_bias=6),
         {"bucketed_bias": ()},
         draw=lambda rng, heads, extension: rng.standard_normal((extension.bucketed_bias, heads)),
+        unfelt=0.0,
     ),
     CaseOption(
         Feature.BUCKET_DISTANCE,
@@ -190,5 +205,6 @@ CASE_OPTIONS = (
         Extension(codes=Codes.INT8),
         {"key_scale": ("k_scale", "k_descale"), "value_scale": ("v_scale", "v_descale"), "codes": ()},
     ),
+    CaseOption(Feature.LATENT, "latent", Extension(latent=6, decoupled=2), {"w_uk": (), "w_uv": ()}),
 )
 """In the order in which their arrays are drawn."""

@@ -21,7 +21,7 @@ _FIRST = ("scores", "softmax", "values", "heads", "projections", "cross-attentio
 _THEN = ("shapes", "numerics", "gradients", "relations", "effects", "errors", "speed")
 _FAMILY = ("grouped", "dropout", "returned", "window", "softcap", "positions", "sinks", "cache", "packed")
 _LAST = ("head-gates", "modules", "conventions")
-_SERVED = ("merge", "qk-norm", "rotary-tables", "paged", "quantised", "bucketed-bias")
+_SERVED = ("merge", "qk-norm", "rotary-tables", "paged", "quantised", "bucketed-bias", "latent")
 _NUMBERS = {name: number for number, name in enumerate(_FIRST + _THEN + _FAMILY + _LAST + _SERVED, start=1)}
 _REQUIRED = ("level", "features", "sources")
 _FIELDS = (*_REQUIRED, "scope", "equation", "status", "presumes")
@@ -47,6 +47,7 @@ _PAPERS = (
     "Micikevicius 2022",
     "Qiu 2025",
     "Raffel 2020",
+    "DeepSeek-V2 2024",
 )
 _INTERFACES = (
     *("torch SDPA", "torch MultiheadAttention", "ONNX Attention 23", "ONNX Attention 24", "ONNX RotaryEmbedding 23"),

@@ -30,8 +30,8 @@ SIZES = (
 """Different and coprime extents, deliberate coincidences (B = H, Lq = Lk, B = Lq = Lk, extents of 1), and each extent
 once beyond a tile, a vector or a launch, so that every option meets that too."""
 
-APART = ("page_size", "shared_prefix", "codes", "scaled_by")
-"""Where and as what keys and values are stored is combined with other options in chapters paged and quantised."""
+APART = ("page_size", "shared_prefix", "codes", "scaled_by", "latent", "decoupled")
+"""How keys and values are stored is combined with other options in chapters paged, quantised and latent."""
 _EXAMPLES = {
     f.name: values
     for f in fields(Extension)

@@ -9,6 +9,7 @@ from attention_conformance.spec.cases import Case, Padding, Sizes
 from attention_conformance.spec.codes import scales
 from attention_conformance.spec.features import Packing, PositionIds, QkNorm, RotaryTables
 from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
+from attention_conformance.spec.latent import up_projections
 from attention_conformance.spec.masks import real_keys
 from attention_conformance.spec.problem import Array
 
@@ -19,7 +20,7 @@ FAR = (2003, 4099)
 def extra_arrays(case: Case) -> dict[str, Array]:
     """`Problem.extras` of a case: logits, slopes, biases and gates that are no round numbers, and whole numbers."""
     heads, arrays = case.sizes.num_heads, _documents(case) | _position_ids(case) | _starts(case) | _splits(case)
-    arrays |= _gains(case) | _gate_logits(case) | _pages(case) | scales(case)
+    arrays |= _gains(case) | _gate_logits(case) | _pages(case) | scales(case) | up_projections(case)
     arrays |= _tables(case, arrays)
     rng = np.random.default_rng([case.seed, heads, 1])
     for option in CASE_OPTIONS:

@@ -126,6 +126,8 @@ class Feature(StrEnum):
     """Several documents in one sequence, separated by their lengths."""
     QUANTISED = "quantised"
     """Takes keys and values as codes of 8 bits, with scales."""
+    LATENT = "latent"
+    """Takes keys and values of all heads as one latent for each token, with the matrices that expand it."""
     PAGED = "paged"
     """Takes keys and values in pages of a shared pool, and a table of the pages of each sample."""
     QK_NORM = "qk-norm"
@@ -297,6 +299,8 @@ class Extension:
         page_size: keys and values lie in pages of so many tokens; 0: they are contiguous.
         codes: keys and values are given as codes of this kind, and as scales by which these are multiplied.
         scaled_by: what has a scale of its own.
+        latent: keys and values of all heads are made of one row of so many numbers for each token; 0: they are given.
+        decoupled: so many components of query and key, the last ones, are given as they are, one key for all heads.
         shared_prefix: the samples share the pages of their first keys, as far as all of them fill these.
         dropout: the probability with which a weight is dropped.
         dropout_seed: seeds the generator that chooses which; negative: the generator is used as it is. If it is not 0,
@@ -332,6 +336,8 @@ class Extension:
     packing: Packing = Packing.NONE
     page_size: int = 0
     shared_prefix: bool = False
+    latent: int = 0
+    decoupled: int = 0
     codes: Codes = Codes.NONE
     scaled_by: ScaledBy = ScaledBy.TENSOR
     dropout: float = 0.0

@@ -11,6 +11,7 @@ from attention_conformance.spec.cases import Case, Embedding, Layout, ModuleForm
 from attention_conformance.spec.codes import coded
 from attention_conformance.spec.extra_inputs import extra_arrays, extra_parameters, shared_keys
 from attention_conformance.spec.features import Codes, Scope
+from attention_conformance.spec.latent import latent_rows
 from attention_conformance.spec.masks import attention_mask, padding_mask, valid_lengths, visible
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 
@@ -60,6 +61,8 @@ def _drawn(case: Case, narrow: bool) -> Problem:
     """The case's problem in float64; `narrow`: with numbers that stay within the range of float16."""
     rng = np.random.default_rng([case.seed, case.sizes.query_length, case.sizes.key_length])
     problem = _at_op_level(case, rng, narrow) if case.module is None else _at_module_level(case, rng, narrow)
+    if case.extension.latent:
+        return problem.forward_only()
     names = [n for n, a in problem.arrays().items() if a.dtype.kind not in "bi"]
     of_codes = () if case.extension.codes is Codes.NONE else ("key", "value")
     return replace(problem, needs=tuple(n for n in names if n not in GIVEN + of_codes))
@@ -72,6 +75,8 @@ def _at_op_level(case: Case, rng: np.random.Generator, narrow: bool) -> Problem:
     if case.extension.codes is not Codes.NONE:
         kind = case.extension.codes
         key, value = coded(key, extras["key_scale"], kind), coded(value, extras["value_scale"], kind)
+    if case.extension.latent:
+        key = value = latent_rows(case)
     return Problem(
         scope=Scope.OP,
         query=query,
@@ -84,6 +89,7 @@ def _at_op_level(case: Case, rng: np.random.Generator, narrow: bool) -> Problem:
         causal=case.causal,
         scale=case.scale,
         cotangent=rng.standard_normal((s.batch, s.num_heads, s.query_length, s.d_v)),
+        sharing=Sharing.KEY_VALUE if case.extension.latent else Sharing.NONE,
         layout=case.layout,
         extension=case.extension,
         extras=extras,

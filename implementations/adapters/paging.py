@@ -21,6 +21,21 @@ def lengths_of_samples(case: Case) -> Case:
     return case if case.padding is not Padding.QUERY_LENGTHS else replace(case, padding=Padding.LENGTHS)
 
 
+@dataclass(frozen=True)
+class TakenPages:
+    """The fit of what takes pages of a multiple of so many tokens, and a length for each sample."""
+
+    multiple: int = 1
+
+    def __call__(self, case: Case) -> Case:
+        """With as many pages as before, which may hold more."""
+        case, size = lengths_of_samples(case), case.extension.page_size
+        taken = -(-size // self.multiple) * self.multiple
+        if taken == size:
+            return case
+        return case.sized(key_length=case.sizes.key_length * taken // size).extended(page_size=taken)
+
+
 @dataclass(frozen=True, eq=False)
 class Pages:
     """The keys and values of all samples, of the kind of the arrays that they were made of.

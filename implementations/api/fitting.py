@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from attention_conformance.implementations.api.contract import Claims, Unsupported, any_case
 from attention_conformance.implementations.api.safe_call import CandidateError, guarded
+from attention_conformance.spec.bucket_edges import undecided
 from attention_conformance.spec.case_limits import unusable
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import (
@@ -39,6 +40,8 @@ def fit(case: Case, claims: Claims) -> Case | Unsupported:
     fitted = _fitted(case, claims)
     if isinstance(fitted, Case) and (count := _numbers(fitted)) > max(MOST_GROWN, 2 * _numbers(case)):
         return Unsupported(f"at the sizes that it takes, a case of {_numbers(case):,} numbers has {count:,}")
+    if isinstance(fitted, Case) and (edge := undecided(fitted)) is not None:
+        return Unsupported(f"two buckets of biases meet at distance {edge}, and roundings decide between them")
     return fitted
 
 

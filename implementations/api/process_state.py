@@ -41,6 +41,12 @@ def warning_filters() -> tuple[object, ...]:
     return tuple(warnings.filters)
 
 
+def write_no_bytecode() -> None:
+    """From now on nothing is written next to code that is imported, by this process and by those that it starts."""
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.dont_write_bytecode = True
+
+
 def _folder() -> str:
     try:
         return os.getcwd()

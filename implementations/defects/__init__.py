@@ -51,6 +51,7 @@ MODULES = (
     "merge",
     "paged",
     "quantised",
+    "latent",
     "published",
     "rare",
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, omitting
-from attention_conformance.spec.conventions import Alignment, Conventions
+from attention_conformance.spec.conventions import Alignment, Conventions, EmptyRow
 
 REAL = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT_REAL)
 breaks_causal = partial(breaks, step="add_causal")
@@ -154,3 +154,14 @@ def rows_emptied_together_forgotten(query: Tensor, key: Tensor, value: Tensor, *
     visible = mask if mask.dtype is torch.bool else mask > -INFINITY
     raw = Steps(softmax=lambda scores: torch.softmax(scores, -1))(query, key, value, **options)
     return torch.where(visible.any(-1, keepdim=True), raw, right)
+
+
+@breaks_causal(
+    "causal.emptied-no-future",
+    holds=("causal.with-mask", "causal.empty-rows", "causal.no-future", "masks.empty-row-bool"),
+    severity=LEAK,
+    conventions=Conventions(empty_row_causal=EmptyRow.UNIFORM),
+)
+def later_keys_filled_with_a_finite_number(scores: Tensor) -> Tensor:
+    later = torch.ones_like(scores).triu(1).bool()
+    return scores.masked_fill(later, -1e30)

@@ -9,7 +9,7 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import NAN, PRECISION, breaks
-from attention_conformance.spec.conventions import Conventions, ProductPrecision
+from attention_conformance.spec.conventions import Conventions, ProductPrecision, SoftmaxPrecision
 
 breaks_precision = partial(breaks, severity=PRECISION)
 breaks_digits_of_softmax = partial(breaks_precision, step="softmax")
@@ -41,6 +41,13 @@ def weights_rounded_to_bfloat16(weights: Tensor, value: Tensor) -> Tensor:
     return correct.mix(weights.to(torch.bfloat16).to(weights.dtype), value)
 
 
+@breaks_digits_of_softmax("numerics.bound", holds=("numerics.accumulation", "softmax.over-keys"), dtype="bfloat16")
+def weights_truncated_to_bfloat16(scores: Tensor) -> Tensor:
+    weights = correct.softmax(scores.float())
+    kept = (weights.detach().view(torch.int32) & -0x10000).view(torch.float32)
+    return (weights + (kept - weights).detach()).to(scores.dtype)
+
+
 def _ten_bits(x: Tensor) -> Tensor:
     """The numbers with ten bits behind the point, as a matrix unit reads float32."""
     return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
@@ -61,6 +68,15 @@ def ten_bits_of_mantissa(query: Tensor, key: Tensor, by: float) -> Tensor:
 )
 def ten_bits_for_claimed_float32(query: Tensor, key: Tensor, by: float) -> Tensor:
     return ten_bits_of_mantissa(query, key, by)
+
+
+@breaks_digits_of_softmax(
+    "numerics.bound",
+    conventions=Conventions(softmax_precision=SoftmaxPrecision.FLOAT32),
+    holds=("shapes.output", "effects.repeatable"),
+)
+def softmax_in_bfloat16_for_claimed_float32(scores: Tensor) -> Tensor:
+    return correct.softmax(scores.to(torch.bfloat16)).to(scores.dtype)
 
 
 @breaks("numerics.peaked-rows", step="score", holds=("scores.dot-product",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -133,7 +134,7 @@ def changes(
     fitted = fit(case, check.claims)
     if isinstance(fitted, Unsupported):
         return
-    problem = build(fitted, check.dtype).forward_only()
+    problem = _with_small_scores(build(fitted, check.dtype).forward_only())
     plain = rows(check, problem)
     first = fitted.sizes.key_length - fitted.sizes.query_length
     keys = range(fitted.sizes.key_length)
@@ -144,6 +145,14 @@ def changes(
         if plain is not None and other is not None and other.shape == plain.shape:
             differs = np.abs(other - plain) > SAME.get(check.dtype, HALF) * (1.0 + np.abs(plain))
             yield key, differs.any((*range(int(each_sample), plain.ndim - 2), -1))
+
+
+def _with_small_scores(problem: Problem) -> Problem:
+    """The problem with smaller queries: where scores are not scaled, large ones would hide keys from each other."""
+    names = [name for name in ("w_q", "b_q") if name in problem.parameters] or ["query"]
+    width = problem.arrays()[names[0]].shape[-1] // (problem.num_heads if problem.parameters else 1)
+    factor = 2.0 ** -round(math.log2(max(1, width)) / 2)  # a power of two: exact in each dtype
+    return problem.with_arrays({name: problem.arrays()[name] * factor for name in names})
 
 
 def rows(check: ClaimCheck, problem: Problem) -> Floats | None:

@@ -208,14 +208,18 @@ def _takes_arrays(attempt: Attempt, arrays: list[Floats]) -> bool:
 
 
 def _axis_changed(attempt: Attempt, arrays: list[Floats], plain: Floats, number: int, axis: int) -> int | None:
-    """The axis of the output along which only the first slice changes when that of an argument is negated."""
-    negated = [array.copy() for array in arrays]
-    negated[number][(slice(None),) * axis + (0,)] *= -1.0
-    changed = np.abs(attempt.output(negated) - plain) > HALF * (1.0 + np.abs(plain))
-    for each in range(attempt.rank):
-        others = tuple(a for a in range(attempt.rank) if a != each)
-        if changed.any() and not changed.any(others)[1:].any():
-            return each
+    """The axis of the output along which one slice alone changes when that of an argument is negated.
+
+    It is the first slice; the last one where the first has no effect, as the first query of what is always causal.
+    """
+    for at in (0, -1):
+        negated = [array.copy() for array in arrays]
+        negated[number][(slice(None),) * axis + (at,)] *= -1.0
+        changed = np.abs(attempt.output(negated) - plain) > HALF * (1.0 + np.abs(plain))
+        if changed.any():
+            axes = range(attempt.rank)
+            alone = (each for each in axes if not np.delete(changed, at, each).any())
+            return next(alone, None)
     return None
 
 

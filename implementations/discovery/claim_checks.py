@@ -77,6 +77,10 @@ class ClaimCheck:
         """The same with fewer claims."""
         return replace(self, claims=replace(self.claims, features=self.claims.features - features))
 
+    def claiming(self, features: Set[Feature]) -> ClaimCheck:
+        """The same with more claims."""
+        return replace(self, claims=replace(self.claims, features=self.claims.features | features))
+
     def in_first_dtype(self) -> ClaimCheck:
         """The same, probed in the first dtype in which it answers the plain case, if there is one."""
         attempts = (replace(self, dtype=dtype) for dtype in PROBED)

@@ -67,11 +67,19 @@ def tensors_kind() -> ArrayKind:
 
 @dataclass(frozen=True)
 class RenamedCall:
-    """The function under the names that the suite gives its options."""
+    """The function under the names that the suite gives its options.
+
+    Attributes:
+        function: what is called.
+        options: its parameters that are no inputs.
+        form: the shape in which it takes attention masks.
+        numeric: whether its boolean masks are given as numbers, 1 for True.
+    """
 
     function: Callable[..., object]
     options: Options
     form: MaskForm = MaskForm.GIVEN
+    numeric: bool = False
 
     def __call__(self, *inputs: Any, **options: Any) -> object:
         """The function's answer."""
@@ -81,7 +89,10 @@ class RenamedCall:
         """The same call, prepared."""
         if self.form is not MaskForm.GIVEN and "attn_mask" in options:
             options["attn_mask"] = self._formed(options["attn_mask"], (*inputs[0].shape[:3], inputs[1].shape[2]))
-        given = self.options.scaled(self.options.renamed(options), inputs[0].shape[-1])
+        given = self.options.completed(self.options.renamed(options), inputs[0])
+        if self.numeric:
+            masks = {"bool_mask", "key_padding_mask"} & set(self.options.spelled)
+            given |= {n: _as_numbers(given[n], inputs[0]) for n in map(self.options.spelled.get, masks) if n in given}
         return partial(self.function, *inputs, **given)
 
     def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
@@ -91,3 +102,10 @@ class RenamedCall:
     def with_defaults(self) -> RenamedCall:
         """The same with its defaults given in each call."""
         return replace(self, options=self.options.with_defaults())
+
+
+def _as_numbers(mask: Any, like: Any) -> Any:
+    """A boolean mask as 0 and 1; any other as it is."""
+    if "bool" not in str(getattr(mask, "dtype", "")):
+        return mask
+    return mask.to(like.dtype) if hasattr(mask, "to") else mask.astype(like.dtype)

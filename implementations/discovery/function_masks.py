@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -22,7 +23,16 @@ from attention_conformance.implementations.discovery.claim_checks import (
     refused_masks,
 )
 from attention_conformance.implementations.discovery.function_calls import ArrayKind, RenamedCall
-from attention_conformance.implementations.discovery.module_masks import ADDED, SHAPES, fit_form, has_effect, shaped
+from attention_conformance.implementations.discovery.module_masks import (
+    ADDED,
+    PADDED,
+    SHAPES,
+    UNPUBLISHED,
+    fit_form,
+    has_effect,
+    shaped,
+    takes_keys_alone,
+)
 from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
@@ -31,26 +41,48 @@ from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 
-UNPUBLISHED = ("mask", "attention_mask")
-"""Names of masks that state neither their form nor what True means in them."""
+FORMS = (MaskForm.GIVEN, MaskForm.SAMPLE, MaskForm.SHARED)
+NUMBERS_ADDED = frozenset({Feature.FLOAT_MASK, Feature.MASK_GRADIENT})
+OF_MASKS = NUMBERS_ADDED | {Feature.BOOL_MASK}
 
 
-def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
-    """The check with the form and the polarity in which a mask of an unpublished name has its effect, if any has."""
+def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list[str]]:
+    """The check with the form and the polarity in which a mask of an unpublished name has its effect, and notes.
+
+    What raises in each form is not claimed; what is ignored is.
+    """
     claimed, call = check.claims.conventions.bool_mask, check.function
     assert isinstance(call, RenamedCall)
-    for polarity in sorted(Polarity, key=lambda each: each is not claimed):
-        for form in (MaskForm.GIVEN, MaskForm.SAMPLE, MaskForm.SHARED):
-            conventions = replace(check.claims.conventions, bool_mask=polarity)
-            claims = replace(check.claims, conventions=conventions)
-            claims = replace(claims, fit=partial(fit_form, form=form)) if form in SHAPES else claims
-            formed = kind.check(replace(call, form=form), claims, check.device, check.dtype)
-            if has_effect(formed, shaped(MASKED, form)):
-                return formed
-            added = formed.without({Feature.BOOL_MASK})
-            if polarity is claimed and has_effect(added, shaped(ADDED, form)) and not _masks(formed, form):
-                return added
-    return check
+    polarities = sorted(Polarity, key=lambda each: each is not claimed)
+    for polarity, form in product(polarities, FORMS):
+        formed = _formed(check, kind, replace(call, form=form), polarity)
+        if has_effect(formed, shaped(MASKED, form)):
+            return formed, []
+        added = formed.without({Feature.BOOL_MASK})
+        if polarity is claimed and has_effect(added, shaped(ADDED, form)) and not _masks(formed, form):
+            return added, []
+    own = call.options.spelled["bool_mask"]
+    for polarity, form in product(polarities, FORMS):
+        numeric = _formed(check, kind, replace(call, form=form, numeric=True), polarity).without(NUMBERS_ADDED)
+        if has_effect(numeric, shaped(MASKED, form)):
+            return numeric, [f"its {own!r} mask is given as numbers 0 and 1"]
+    of_keys = replace(call, options=call.options.with_masks_as("key_padding_mask"))
+    for polarity, as_numbers in product(polarities, (False, True)):
+        padded = _formed(check, kind, replace(of_keys, numeric=as_numbers), polarity).without(OF_MASKS)
+        padded = padded.claiming({Feature.KEY_PADDING})
+        if has_effect(padded, PADDED):
+            return padded, [f"its {own!r} mask is one of keys"]
+        if polarity is claimed and takes_keys_alone(check, padded):
+            return padded, [f"its {own!r} mask is one of keys, and changes nothing"]
+    errors = [check.run(case).error for case in (MASKED, BIASED)]
+    return (check.without(OF_MASKS), [f"masks not claimed: {errors[0]}"]) if all(errors) else (check, [])
+
+
+def _formed(check: ClaimCheck, kind: ArrayKind, call: RenamedCall, polarity: Polarity) -> ClaimCheck:
+    """The check of a call that takes its masks in a form."""
+    claims = replace(check.claims, conventions=replace(check.claims.conventions, bool_mask=polarity))
+    claims = replace(claims, fit=partial(fit_form, form=call.form)) if call.form in SHAPES else claims
+    return kind.check(call, claims, check.device, check.dtype)
 
 
 def _masks(check: ClaimCheck, form: MaskForm) -> bool:

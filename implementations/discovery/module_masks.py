@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Claims, Unsupported
+from attention_conformance.implementations.adapters.paging import lengths_of_samples
+from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.always import KEYS, MASKS, causal, changes, rows, sees_no_later_key
 from attention_conformance.implementations.discovery.claim_checks import (
@@ -20,7 +22,6 @@ from attention_conformance.implementations.discovery.claim_checks import (
     output_of,
 )
 from attention_conformance.implementations.discovery.probe import Floats, near
-from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.vocabulary import MaskForm
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sharing
 from attention_conformance.spec.conventions import Alignment, EmptyRow, Polarity
@@ -31,6 +32,8 @@ from attention_conformance.spec.masks import Booleans, visible
 if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.forwards import ModuleCall
 
+UNPUBLISHED = ("mask", "attention_mask")
+"""Names of masks that state neither their form nor what True means in them."""
 PUBLISHED = ("attn_mask", "key_padding_mask", "is_causal")
 """Names of a well-known interface: what they promise is judged, not observed."""
 ADDED, PADDED = replace(PLAIN, mask=MaskKind.INFINITE), replace(PLAIN, padding=Padding.RIGHT)
@@ -113,7 +116,7 @@ def _other_kind(
         if has_effect(replace(check, function=numeric), shaped(MASKED, each.form)):
             note = f"its {own!r} mask is given as numbers 0 and 1"
             return numeric, check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}), [note]
-    added = _as_option(call, "float_mask")
+    added = call.options.with_masks_as("float_mask")
     for each in (replace(each, options=added) for each in tried):
         if has_effect(replace(check, function=each), shaped(ADDED, each.form)):
             note = f"bool-mask not claimed: its {own!r} mask is added to the scores"
@@ -127,21 +130,27 @@ def _of_keys(
     """A mask of keys, (B, Lk), under the only name for masks; None where it is none."""
     if not {"bool_mask", "float_mask"} <= set(call.options.spelled):
         return None
-    own, padding = call.options.spelled["bool_mask"], _as_option(call, "key_padding_mask")
+    own, padding = call.options.spelled["bool_mask"], call.options.with_masks_as("key_padding_mask")
     claims = check.without(MASKS).claims
     claims = replace(claims, features=claims.features | {Feature.KEY_PADDING})
     for each in (replace(each, options=padding, numeric=numeric) for numeric in (False, True) for each in tried):
         padded = replace(check, function=each, claims=claims)
         if has_effect(padded, PADDED) or hides_queries(padded):
             return each, replace(check, claims=claims), [f"its {own!r} mask is one of keys"]
+    of_keys = replace(tried[0], options=padding)
+    if takes_keys_alone(check, replace(check, function=of_keys, claims=claims)):
+        return of_keys, replace(check, claims=claims), [f"its {own!r} mask is one of keys, and changes nothing"]
     return None
 
 
-def _as_option(call: ModuleCall, option: str) -> Options:
-    """Its options, in which the parameter of masks is that of this one alone."""
-    masks = ("bool_mask", "float_mask")
-    rest = {known: name for known, name in call.options.spelled.items() if known not in masks}
-    return replace(call.options, spelled={**rest, option: call.options.spelled["bool_mask"]})
+def takes_keys_alone(check: ClaimCheck, of_keys: ClaimCheck) -> bool:
+    """Whether masks of queries and keys raise, and one of keys, (B, Lk), raises nothing and changes nothing.
+
+    In float64, where what is added to every score of a row is lost.
+    """
+    without, padded = (of_keys.run(case, "float64") for case in (PLAIN, PADDED))
+    answered = bool(check.run(MASKED).error) and not without.error and not padded.error
+    return answered and near_outputs(without, padded, "float64")
 
 
 def is_published(call: ModuleCall) -> bool:
@@ -221,6 +230,8 @@ def _compared(check: ClaimCheck, fitted: Case, seen: Booleans, tied: bool) -> It
 def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     """The check with the answer to a row without keys that is seen, without masks that are not what names promise."""
     check, notes = _without_unlike(call, check)
+    check, lengths = lengths_as_seen(check)
+    notes = [*notes, *lengths]
     given = [f for f, (option, _) in EMPTIED_BY.items() if f in check.claims and option in call.options.spelled]
     for feature in given:
         kinds = ROWS if given == [feature] else OWN_ROWS[feature]
@@ -233,24 +244,43 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
     return check, list(dict.fromkeys(notes))
 
 
+def lengths_as_seen(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check with valid lengths of samples alone, where those of each query raise."""
+    longer = PLAIN.sized(key_length=24)  # a length for each query, as many as keys, might be taken for one for each key
+    of_samples, of_queries = (replace(longer, padding=each) for each in (Padding.LENGTHS, Padding.QUERY_LENGTHS))
+    if Feature.VALID_LENS not in check.claims or check.run(of_samples).error:
+        return check, []
+    if not (error := check.run(of_queries).error):
+        return check, []
+    claims = replace(check.claims, fit=partial(fit_lengths, check.claims.fit))
+    return replace(check, claims=claims), [f"valid lengths of each query not claimed: {error}"]
+
+
+def fit_lengths(fit: Fit, case: Case) -> Case | Unsupported:
+    """The fit of one that takes a valid length for each sample, and none for each query."""
+    return fit(lengths_of_samples(case))
+
+
 def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     """The check without masks of unpublished names that raise, and without floats where zeros mask.
 
-    `attn_mask` alone is a name that others use for masks of 0 and 1 as well.
+    `attn_mask` alone is a name that others use for masks of 0 and 1 as well; `mask` is, next to a published flag too.
     """
     published = set(PUBLISHED) & set(call.options.named.spelled.values())
-    if published - {"attn_mask"} or not {"bool_mask", "float_mask"} <= set(call.options.spelled):
+    promised = published - {"attn_mask"} and call.options.spelled.get("float_mask") not in UNPUBLISHED
+    if promised or not {"bool_mask", "float_mask"} <= set(call.options.spelled):
         return check, []
     if not published and (error := check.run(shaped(MASKED, call.form)).error):
         return check.without(MASKS), [f"masks not claimed: {error}"]
     if Feature.FLOAT_MASK not in check.claims:
         return check, []
     plain, zeros = check.run(PLAIN), check.run(shaped(replace(BIASED, pattern=Pattern.ALL), call.form))
-    added = not zeros.error and near_outputs(plain, zeros, check.dtype)
+    drawn = check.run(shaped(BIASED, call.form))  # some look at a mask only where it is not zero
+    added = not zeros.error and not drawn.error and near_outputs(plain, zeros, check.dtype)
     numeric = replace(check, function=replace(call, numeric=True))
     if added and not has_effect(numeric, shaped(MASKED, call.form)):
         return check, []
-    why = zeros.error or f"{'ones' if added else 'zeros'} in it mask keys, so that it is boolean"
+    why = zeros.error or drawn.error or f"{'ones' if added else 'zeros'} in it mask keys, so that it is boolean"
     return check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}), [f"float-mask not claimed: {why}"]
 
 
@@ -270,6 +300,9 @@ def empty_rows_as_seen(
     if isinstance(fitted, Unsupported):
         return check, notes
     answer = _empty_row(check, fitted)
+    if answer is None and _sees_all_again(check, fitted):
+        with_keys = replace(check.claims, fit=partial(fit_rows_with_keys, check.claims.fit))
+        return replace(check, claims=with_keys), [*notes, "a row without keys gets what it gets without the mask"]
     if answer is None:
         return check, notes
     where = kinds if masked.padding is Padding.NONE else ("padding",)
@@ -316,6 +349,23 @@ def empty_rows_of_window(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     conventions = check.claims.conventions.claiming({"empty-row-causal": str(answer)})
     check = replace(check, claims=replace(check.claims, conventions=conventions))
     return check, [f"a query without keys in its window gets {answer}"]
+
+
+def fit_rows_with_keys(fit: Fit, case: Case) -> Case | Unsupported:
+    """The fit of one that adds a number to hidden scores, which changes nothing where all of a row are hidden."""
+    by_flag = case.causal and (case.pattern is Pattern.LAST_KEY or case.padding in (Padding.LEFT, Padding.HOLES))
+    empty = case.mask is not MaskKind.NONE and case.pattern in (Pattern.EMPTY_ROW, Pattern.EMPTY_IN_ONE)
+    emptied = by_flag or empty or case.padding is Padding.EMPTY_SAMPLE
+    return Unsupported("a row without keys is answered as without the mask") if emptied else fit(case)
+
+
+def _sees_all_again(check: ClaimCheck, fitted: Case) -> bool:
+    """Whether a row without keys gets what it gets without a mask; in float64, where the added number is lost."""
+    problem = build(fitted, "float64").forward_only()
+    without = problem.but(attn_mask=None, key_padding_mask=None)
+    got, whole = (rows(replace(check, dtype="float64"), each) for each in (problem, without))
+    at = np.s_[-1, ..., 0, :] if fitted.padding is Padding.EMPTY_SAMPLE else np.s_[..., 1, :]
+    return got is not None and whole is not None and near(got[at], whole[at], "float64")
 
 
 def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | None:

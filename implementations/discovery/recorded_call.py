@@ -53,6 +53,8 @@ def recorded_call(
     last, implementation = guarded(lambda: _observed(target, tuple(settings.items()), device, tuple(premises)))
     safe_call(lambda: implementation.run(problem.fresh(), device))
     inputs, options, answer = last[-1]
+    if not inputs:
+        raise CandidateError("its inputs are passed by name")
     parts = dict(enumerate(answer)) if isinstance(answer, tuple) else {}
     arrays = {position: array for position, part in parts.items() if (array := _array(part)) is not None}
     given = {name: repr(value) if (array := _given(value)) is None else array for name, value in options.items()}

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.paging import OPTIONS as OPTIONS_OF_PAGES
-from attention_conformance.implementations.adapters.paging import in_pages, lengths_of_samples
+from attention_conformance.implementations.adapters.paging import TakenPages, in_pages
+from attention_conformance.implementations.api.contract import Fit
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.shipped import (
     Interface,
     Shipped,
@@ -32,6 +34,8 @@ OPTIONS = {
 SETTINGS = {"causal-alignment": "bottom-right", "empty-row": "zeros"}
 """The last query stands at the last key; rows without keys get zeros."""
 PAGES = {"valid_lens": "cache_seqlens", "block_table": "block_table", "page_size": "block_table"}
+OF_LENGTHS = {"block_table": "block_table", "page_size": "block_table"}
+REAL = {"causal-alignment": "bottom-right-real"}
 DOCUMENTS = {"cu_seqlens_q": "cu_seqlens_q", "cu_seqlens_k": "cu_seqlens_k"}
 ROOM = 8
 """Positions that a cache begins with where it grows; they are doubled when they are full."""
@@ -74,15 +78,37 @@ def qkv_packed(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, opti
 def packed(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
     """(total, H, d) each, one document after another; where a problem has none, each sample is one."""
     batch, _, queries, _ = query.shape
-    places = {
-        "cu_seqlens_q": _ends(options.get("cu_seqlens_q"), query),
-        "cu_seqlens_k": _ends(options.get("cu_seqlens_k"), key),
-    }
-    longest = {f"max_seqlen_{name[-1]}": int(ends.diff().max()) for name, ends in places.items()}
-    keywords = {**_keywords(shipped, options), **places, **longest}
-    output, extras = first(shipped.function(*(x.swapaxes(1, 2).flatten(0, 1) for x in (query, key, value)), **keywords))
+    rows, places, others = _in_a_row(shipped, (query, key, value), options, ("cu_seqlens_q", "cu_seqlens_k"))
+    longest = {f"max_seqlen_{role}": most for role, most in zip("qk", places.pop("longest"), strict=True)}
+    keywords = {**_keywords(shipped, others), **places, **longest}
+    output, extras = first(shipped.function(*rows, **keywords))
     logs = (log.unflatten(1, (batch, queries)).swapaxes(0, 1) for log in extras[:1])
     return joined(output.unflatten(0, (batch, queries)).swapaxes(1, 2), *logs)
+
+
+def _in_a_row(
+    shipped: Shipped, given: tuple[Tensor, Tensor, Tensor], options: dict[str, Any], names: tuple[str, str]
+) -> tuple[list[Tensor], dict[str, Any], dict[str, Any]]:
+    """Inputs (total, H, d), or pools of pages, where they end, the most of one sample, and the other options.
+
+    Of samples that have lengths only the real tokens are there. Where pages are given, `seqused_k` has the lengths if
+    the function takes it, and the ends of the keys otherwise.
+    """
+    query, key, value = given
+    others = {name: option for name, option in options.items() if name not in OPTIONS_OF_PAGES}
+    ends = [_ends(options.get("cu_seqlens_q"), query), _ends(options.get("cu_seqlens_k"), key)]
+    rows, places = [x.swapaxes(1, 2).flatten(0, 1) for x in given], dict[str, Any]()
+    if (lengths := options.get("valid_lens")) is not None:
+        real = torch.arange(key.shape[2], device=key.device) < lengths.to(key.device)[:, None]
+        rows = [rows[0], *(x.swapaxes(1, 2)[real] for x in (key, value))]
+        ends[1] = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(ends[0])
+    places = {**dict(zip(names, ends, strict=True)), "longest": [int(each.diff().max()) for each in ends]}
+    if "block_table" in options:
+        pages = in_pages(key, value, options)
+        rows, places["block_table"] = [rows[0], pages.key, pages.value], pages.table
+        if "seqused_k" in shipped.names:
+            places |= {names[1]: None, "seqused_k": pages.lengths}
+    return rows, places, others
 
 
 def packed_by_torch(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
@@ -90,11 +116,10 @@ def packed_by_torch(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor,
     given = dict(options)
     if given.pop("is_causal", False):
         given["window_size"] = (given.get("window_size", (-1, -1))[0], 0)
-    places = {f"cu_seq_{name}": _ends(given.get(f"cu_seqlens_{name}"), x) for name, x in (("q", query), ("k", key))}
-    longest = {f"max_{name[-1]}": int(ends.diff().max()) for name, ends in places.items()}
+    rows, places, others = _in_a_row(shipped, (query, key, value), given, ("cu_seq_q", "cu_seq_k"))
+    longest = {f"max_{role}": most for role, most in zip("qk", places.pop("longest"), strict=True)}
     grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
-    rows = (x.swapaxes(1, 2).flatten(0, 1) for x in (query, key, value))
-    output, _ = first(shipped.function(*rows, **_keywords(shipped, given), **places, **longest, **grouped))
+    output, _ = first(shipped.function(*rows, **_keywords(shipped, others), **places, **longest, **grouped))
     return output.unflatten(0, (query.shape[0], query.shape[2])).swapaxes(1, 2)
 
 
@@ -139,21 +164,47 @@ def _ends(of_sample: Tensor | None, x: Tensor) -> Tensor:
     return torch.cat([begin[:1], starts.flatten()]).to(torch.int32)
 
 
+PAGE_SIZES = (1, 8, 16, 64, 128, 256)
+"""Tokens of a page of which kernels need a multiple; the smallest that one takes is that of its cases."""
+
+
+def taken_pages(shipped: Shipped) -> tuple[Fit, str]:
+    """By the first page size with which a call gives an output of the right shape."""
+    if "block_table" not in shipped.names:
+        return TakenPages(), ""
+    multiple = next((size for size in PAGE_SIZES if _answers_in(shipped, size)), 1)
+    return TakenPages(multiple), f"pages of a multiple of {multiple} tokens" if multiple > 1 else ""
+
+
+def _answers_in(shipped: Shipped, size: int) -> bool:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    call = next(each.call for each in FLASH if each.named <= shipped.names)
+    for dtype in (torch.float32, torch.bfloat16):
+        query, key = (torch.ones(2, 2, length, 64, dtype=dtype, device=device) for length in (2, 2 * size))
+        options = {"block_table": torch.tensor([[0, 3], [2, 1]]), "page_size": size}
+        outcome = safe_call(lambda: call(shipped, query, key, key, {**options, "valid_lens": torch.tensor([size, 1])}))  # noqa: B023
+        if getattr(first(outcome.value)[0], "shape", ()) == query.shape:
+            return True
+    return False
+
+
 FLASH = (
     Interface(
         "flash_attn_varlen_func",
         frozenset({"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}),
         packed,
-        OPTIONS | DOCUMENTS,
-        SETTINGS,
+        OPTIONS | DOCUMENTS | OF_LENGTHS | {"valid_lens": "cu_seqlens_k"},
+        SETTINGS | REAL,
+        seen_fit=taken_pages,
     ),
     Interface(
         "torch.nn.attention.varlen.varlen_attn",
         frozenset({"query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k", "window_size"}),
         packed_by_torch,
-        {"is_causal": "window_size", "window_size": "window_size", "scale": "scale"}
-        | {"cu_seqlens_q": "cu_seq_q", "cu_seqlens_k": "cu_seq_k"},
-        SETTINGS,
+        {"is_causal": "window_size", "window_size": "window_size", "scale": "scale", "valid_lens": "cu_seq_k"}
+        | {"cu_seqlens_q": "cu_seq_q", "cu_seqlens_k": "cu_seq_k", **OF_LENGTHS},
+        SETTINGS | REAL,
+        seen_fit=taken_pages,
         lacks=frozenset({Feature.LOG_SUM_EXP}),
     ),
     Interface(
@@ -161,8 +212,8 @@ FLASH = (
         frozenset({"q", "k_cache", "v_cache", "cache_seqlens", "softmax_scale", "causal"}),
         cached,  # keys and values are a cache, and there are no new ones
         OPTIONS | PAGES,
-        SETTINGS | {"causal-alignment": "bottom-right-real"},
-        fit=lengths_of_samples,
+        SETTINGS | REAL,
+        seen_fit=taken_pages,
         start=feeding,
     ),
     Interface(

@@ -14,6 +14,7 @@ from attention_conformance.implementations.discovery.shipped import (
     first,
     joined,
 )
+from attention_conformance.implementations.discovery.shipped_latent import LATENT
 from attention_conformance.implementations.discovery.shipped_merge import MERGES
 from attention_conformance.implementations.discovery.shipped_paged import PAGED
 from attention_conformance.implementations.discovery.shipped_quantised import QUANTISED
@@ -222,7 +223,7 @@ OTHERS = (
 def interfaces() -> tuple[Interface, ...]:
     """All interfaces that are known; the first whose parameters a function has is its own."""
     if not torch:
-        return (*(each for each in OTHERS if each.call in (jax_nn, onnx)), *MERGES, *PAGED, *QUANTISED)
+        return (*(each for each in OTHERS if each.call in (jax_nn, onnx)), *MERGES, *PAGED, *QUANTISED, *LATENT)
     from attention_conformance.implementations.discovery.shipped_flash import FLASH
 
-    return (*FLASH, *OTHERS, *MERGES, *PAGED, *QUANTISED)
+    return (*FLASH, *OTHERS, *MERGES, *PAGED, *QUANTISED, *LATENT)

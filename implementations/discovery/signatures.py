@@ -194,6 +194,12 @@ class Options:
         implied = {name for name, entry in OPTIONS.items() if any(map(premises.implies, entry.features))}
         return replace(self, implied=frozenset(implied | {PARTNERS[name] for name in implied & PARTNERS.keys()}))
 
+    def with_masks_as(self, option: str) -> Options:
+        """The same, in which the parameter of attention masks is that of another option alone."""
+        masks = ("bool_mask", "float_mask")
+        rest = {known: name for known, name in self.spelled.items() if known not in masks}
+        return replace(self, spelled={**rest, option: self.spelled["bool_mask"]})
+
     def for_both(self, option: str) -> bool:
         """Whether its own name for an option means queries and keys alike."""
         return option in FOR_BOTH and self.spelled.get(option) == FOR_BOTH[option]
@@ -209,11 +215,20 @@ class Options:
                 given[self.spelled.get(option, name)] = argument
         return given
 
-    def scaled(self, given: Mapping[str, Any], width: int) -> dict[str, Any]:
-        """What is given, with 1/sqrt(width) for a scale that every call needs, where there is no other."""
-        name = self.spelled.get("scale", "")
-        needed = name in self.always and given.get(name) is None and width > 0
-        return {**given, name: width**-0.5} if needed else dict(given)
+    def completed(self, given: Mapping[str, Any], query: Any) -> dict[str, Any]:
+        """What is given, with what every call needs: the usual scale, and arrays that change nothing."""
+        heads, width = query.shape[1], query.shape[-1]
+        needed = [name for name in self.always if given.get(name) is None and name in KNOWN_NAMES]
+        arrays = {name: OPTIONS[KNOWN_NAMES[name]].unfelt(heads) for name in needed}
+        found = {name: _like(query, array) for name, array in arrays.items() if array is not None}
+        if (scale := self.spelled.get("scale", "")) in needed and width > 0:
+            found[scale] = width**-0.5
+        return {**given, **found}
+
+
+def _like(query: Any, array: Any) -> Any:
+    """An array of the kind and the type of numbers of the query."""
+    return query.new_tensor(array) if hasattr(query, "new_tensor") else array.astype(query.dtype)
 
 
 def own_names(options: Mapping[str, Option], names: Set[str]) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """The vocabulary of callables: the parameter names that the suite knows, and what each of them means."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.features import Feature
@@ -26,11 +27,13 @@ class Option:
         parameters: the parameters that take it, the preferred one first.
         features: what a callable that takes it claims.
         neutral: what a required parameter is given where a problem does not use it.
+        unfelt: the array (heads -> array) that it is given there instead, if it is one.
     """
 
     parameters: tuple[str, ...]
     features: tuple[Feature, ...] = ()
     neutral: object = None
+    unfelt: Callable[[int], Any] = lambda heads: None
 
 
 OPTIONS: Mapping[str, Option] = {
@@ -46,7 +49,7 @@ OPTIONS: Mapping[str, Option] = {
     "average_attn_weights": Option(("average_attn_weights",)),
     "enable_gqa": Option(("enable_gqa",), (Feature.GROUPED,), neutral=False),
     **{
-        name: Option((name, *others), () if number else (option.feature,), option.neutral)
+        name: Option((name, *others), () if number else (option.feature,), option.neutral, option.without_effect)
         for option in CASE_OPTIONS
         for number, (name, others) in enumerate(option.keywords.items())
     },

@@ -14,6 +14,8 @@ MARK = "WORKER_MARK"
 """The environment variable whose value every process inherits from the worker that it stems from."""
 OWN = "attention_conformance.implementations.worker."
 """What is in the command line by which a worker's process is started, and which a fork of it has, too."""
+RANK = f"{OWN}ranks"
+"""What is in that of each process of a candidate that spans several, which leads a session of its own."""
 FORK = "a fork of its own process"
 PROCESSES = Path("/proc")
 ROUNDS = 5
@@ -22,10 +24,11 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Leftover:
-    """A process that is running, and the command that started it."""
+    """A process that is running, and the command that started it. `own`: the candidate spans it."""
 
     number: int
     command: str
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,15 @@ def descendants(worker: int) -> frozenset[tuple[int, int]]:
 def end_leftovers(mark: str, worker: int, known: frozenset[tuple[int, int]] = frozenset()) -> list[Leftover]:
     """Ends the processes that stem from a worker, and returns them; elsewhere than on Linux there are none.
 
+    The processes that a candidate spans are its own: they are ended too, and not returned.
     They have its mark, are of its session, stem from it by their parents while it lives, or are `known` descendants.
     """
     ended: dict[int, Leftover] = {}
     for _ in range(ROUNDS):
         running = list(_running(mark, worker, known))
         for each in running:
-            ended[each.number] = each
+            if not each.own:
+                ended[each.number] = each
             with contextlib.suppress(OSError):
                 os.kill(each.number, signal.SIGKILL)
         if not running:
@@ -71,7 +76,8 @@ def _running(mark: str, worker: int, known: frozenset[tuple[int, int]]) -> Itera
             marked = f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
             theirs = marked or each.session == worker or (each.number, each.started) in known
             if theirs and each.state not in "ZX" and each.number not in (worker, os.getpid()):
-                yield Leftover(each.number, _command(folder))
+                own = each.session == each.number and RANK in (folder / "cmdline").read_text(errors="replace")
+                yield Leftover(each.number, _command(folder), own)
 
 
 def _family(processes: Mapping[int, _Process], worker: int) -> frozenset[tuple[int, int]]:

@@ -11,7 +11,6 @@ import ctypes
 import gc
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from uuid import uuid4
 from attention_conformance.implementations.worker.elsewhere import module_command
 from attention_conformance.implementations.worker.keeper import keep
 from attention_conformance.implementations.worker.leftovers import MARK
-from attention_conformance.implementations.worker.process import KeeperError, Process, Told, kept
+from attention_conformance.implementations.worker.process import Process, Told, kept
 
 MODULE = "attention_conformance.implementations.worker.nursery"
 LONGEST = 2**17
@@ -50,7 +49,7 @@ class Nursery:
         """A new worker with this environment, in the current folder.
 
         Raises:
-            KeeperError, OSError: the nursery has ended.
+            OSError: the nursery has ended.
             FileNotFoundError: the current folder was removed.
         """
         given = {"environment": dict(environment), "folder": os.getcwd()}
@@ -92,7 +91,7 @@ def forked(given: Mapping[str, str]) -> Process | None:
             return _own_nursery(given).fork(given)
         except FileNotFoundError:
             return None
-        except (KeeperError, OSError):
+        except OSError:  # also of a keeper
             _nursery.cache_clear()  # a candidate may have killed it
     return None
 
@@ -126,7 +125,6 @@ def _nursery(judge: int, environment: tuple[tuple[str, str], ...]) -> Nursery:
 def main(channel: socket.socket) -> None:
     """Forks keepers until the judge has ended. Each of them forks a worker, which leaves this function and goes on."""
     serve = _with_imports()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a keeper
     while True:
         text, files, _, _ = socket.recv_fds(channel, LONGEST, 4)
         if not text:
@@ -139,11 +137,13 @@ def main(channel: socket.socket) -> None:
             return
         for each in files:
             os.close(each)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # the keepers of earlier workers
+                pass
 
 
 def _fork_worker(files: list[int]) -> None:
     """Forks a worker, in which this returns, from the keeper that this process becomes."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     told = socket.socket(fileno=files.pop())
     if number := os.fork():
         for each in files:

@@ -23,7 +23,7 @@ Ended = tuple[int, int]
 """Exit status, negative for a signal, and peak of resident bytes."""
 
 
-class KeeperError(Exception):
+class KeeperError(OSError):
     """The keeper of a process has ended, and the process with it."""
 
 
@@ -49,7 +49,7 @@ class Told:
                 os.kill(self.keeper, signal.SIGCONT)  # a candidate may have suspended it
         with contextlib.suppress(OSError, ValueError):
             return json.loads(self._bytes())
-        raise KeeperError
+        raise KeeperError(0, "its parent was ended")
 
     def _bytes(self) -> bytes:
         line = b""
@@ -148,8 +148,10 @@ def started(command: Sequence[str], environment: Mapping[str, str], mark: str) -
     assert child.stdin is not None
     assert child.stdout is not None
     assert child.stderr is not None
-    try:
-        return kept(Told(own, child.pid), (child.stdin, child.stdout, child.stderr))
-    except (OSError, KeeperError):
-        own.close()
-        raise
+    streams = child.stdin, child.stdout, child.stderr
+    with contextlib.ExitStack() as unused:
+        for each in (own, *streams):
+            unused.enter_context(each)
+        process = kept(Told(own, child.pid), streams)
+        unused.pop_all()
+    return process

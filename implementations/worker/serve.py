@@ -29,6 +29,7 @@ from attention_conformance.implementations.api.global_state import (
     loading,
     start_generators,
 )
+from attention_conformance.implementations.api.process_state import write_no_bytecode
 from attention_conformance.implementations.api.safe_call import (
     LONGEST_NAME,
     CandidateError,
@@ -288,6 +289,7 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
 def main() -> None:
     """Answers requests until there are no more."""
     streams = own_streams()
+    write_no_bytecode()
     import_from_here()
     compute_on_one_thread()
     die_with_parent()

@@ -18,7 +18,7 @@ from attention_conformance.reference.bounds.gradients import gradient_bounds
 from attention_conformance.reference.bounds.precision import STATE_ROUNDINGS, Precision, unit_roundoff
 from attention_conformance.reference.gradients import Backward, backward, cotangent_of_heads
 from attention_conformance.reference.pipeline import Trace
-from attention_conformance.reference.stages import repeat_kv
+from attention_conformance.reference.stages import gather, repeat_kv
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import DTYPES, HALF, Problem
 
@@ -30,8 +30,8 @@ RESULT = 2.0
 """Roundings of each element of a result: before and after its division or scaling."""
 UNIFORM = 1.0 / 3.0
 """A rounding error is uniform between its limits, which makes it sub-Gaussian with this part of their square."""
-ROUNDED = ("alibi_slopes", "relative_bias", "bucketed_bias", "key_scale", "value_scale")
-"""Arrays that are added to the scores, or multiply keys and values, and have roundings of their own."""
+ROUNDED = ("alibi_slopes", "relative_bias", "bucketed_bias", "key_scale", "value_scale", "w_uk")
+"""Arrays that are added to the scores, or multiply keys and values or make them, and have roundings of their own."""
 FORMS = 2.0
 """Ways in which D may be formed, from the weights or from the output, each with roundings of its own."""
 
@@ -126,9 +126,25 @@ def _of_output(noise: _Noise, exact: Floats) -> Iterator[Aligned]:
         yield from _aligned(name, direction, [sums, noise.of_result(direction, trace.mixed, parts)], exact)
 
 
-def _of_gradient(noise: _Noise, step: Backward, name: str, direction: Floats, exact: Floats) -> Iterator[Aligned]:
-    """The gradient itself as direction; those of a group's key and value are repeated for its query heads."""
-    trace, wide = noise.trace, direction
+def _of_gradient(noise: _Noise, step: Backward, name: str, gradient: Floats, exact: Floats) -> Iterator[Aligned]:
+    """The gradient itself, and what D takes away from it, as directions."""
+    yield from _along(noise, step, name, ("its size", gradient), exact)
+    if name != "value":
+        yield from _along(noise, step, name, ("a change of D", _by_centre(noise.trace, step, name, gradient)), exact)
+
+
+def _by_centre(trace: Trace, step: Backward, name: str, gradient: Floats) -> Floats:
+    """The sum over keys, or queries, of the weights times D: what a factor of D would change."""
+    if name == "query":
+        return np.asarray(trace.scale * step.centre * (trace.weights @ trace.key))
+    by_head = trace.scale * (trace.weights.swapaxes(-1, -2) @ (step.centre * trace.query))
+    return gather(by_head, gradient.shape[-3], trace.order)
+
+
+def _along(noise: _Noise, step: Backward, name: str, named: tuple[str, Floats], exact: Floats) -> Iterator[Aligned]:
+    """Of a direction of a gradient; those of a group's key and value are repeated for its query heads."""
+    trace, (means, direction) = noise.trace, named
+    wide = direction
     if name != "query":
         wide = repeat_kv(direction, trace.query.shape[-3], trace.order)
     if name == "value":
@@ -140,7 +156,7 @@ def _of_gradient(noise: _Noise, step: Backward, name: str, direction: Floats, ex
     else:
         sums = noise.of_scores(step, trace.scale * (wide @ trace.key.swapaxes(-1, -2)))
         parts, result = trace.scale**2 * (np.square(step.scores) @ np.square(trace.key)), step.query
-    yield from _aligned("its size", direction, [sums, noise.of_result(wide, result, parts)], exact)
+    yield from _aligned(means, direction, [sums, noise.of_result(wide, result, parts)], exact)
 
 
 def _squares(weights: Floats, rows: Floats) -> Floats:

@@ -6,6 +6,7 @@ from attention_conformance.reference.arrays import Floats
 from attention_conformance.reference.bounds.gate_bounds import GATE_STEPS
 from attention_conformance.reference.bounds.norm_bounds import gain_bound, norm_back_bound, norm_bound
 from attention_conformance.reference.bounds.precision import Precision, Roundoff, gamma, state_roundings
+from attention_conformance.reference.latent import expanded
 from attention_conformance.reference.norms import Norm
 from attention_conformance.reference.pipeline import Inputs, Trace
 from attention_conformance.reference.routes import Route
@@ -24,6 +25,8 @@ TANH_OF_EXPONENTIALS = 4.0
 """Roundings of numbers near 1 in 2 / (1 + e^-2x) - 1 and the like, in the accumulator, where tanh x is small."""
 SCALE_STEPS = 2.0
 """Roundings where codes, products with codes, or the factor of scores are multiplied by a scale: product, storing."""
+LATENT_STEPS = 5.0
+"""Roundings of what stands between latent and score, or between weights and output, in either form."""
 DROP_STEPS = 3.0
 """Roundings of a weight on its way through dropout: the factor 1 / (1 - p), the product, the result."""
 
@@ -40,7 +43,9 @@ def multiplied_bounds(trace: Trace, inputs: Inputs, precision: Precision) -> tup
 
 
 def dequantised_bounds(problem: Problem, given: Inputs, precision: Precision) -> Inputs:
-    """Of query, key and value at the op level: zeros, unless key and value are given as codes."""
+    """Of query, key and value at the op level: zeros, unless key and value are given as codes or latents."""
+    if "w_uk" in problem.extras:
+        return _expanded_bounds(problem, given, precision)
     rounding = gamma(SCALE_STEPS * precision.widest)
     of = {name: rounding if f"{name}_scale" in problem.extras else 0.0 for name in ("key", "value")}
     of_key, of_value = (
@@ -48,6 +53,16 @@ def dequantised_bounds(problem: Problem, given: Inputs, precision: Precision) ->
         for step, rows in ((of["key"], given.key), (of["value"], given.value))
     )
     return Inputs(np.zeros_like(given.query), of_key, of_value)
+
+
+def _expanded_bounds(problem: Problem, given: Inputs, precision: Precision) -> Inputs:
+    """Of keys and values that are expanded, or of as much as scores and outputs are off where they are not."""
+    rank, keys = problem.extras["w_uk"].shape[-1], problem.key.shape[-2]
+    stored = precision.growth(rank) + gamma(LATENT_STEPS * precision.widest)
+    of_key = stored + precision.growth(given.query.shape[-1]) + precision.growth(problem.key.shape[-1])
+    of_value = stored + precision.growth(3 * keys) + gamma(state_roundings(keys) * precision.softmax)
+    sizes = zip((of_key, of_value), expanded(problem, sizes=True), strict=True)
+    return Inputs(np.zeros_like(given.query), *(error * size + precision.floor for error, size in sizes))
 
 
 def _followed(rows: Floats, extra: int) -> Floats:

@@ -1,12 +1,12 @@
 """Starts the suite for the command: its folder, and a call of pytest that nothing around it changes."""
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from attention_conformance.implementations.api.process_state import write_no_bytecode
 from attention_conformance.implementations.worker.nursery import warm_up
 
 FOLDER = Path(__file__).parents[2]
@@ -18,24 +18,23 @@ PREFIX = "PYTEST_"
 
 def judge(options: Sequence[str], isolated: bool = False) -> int:
     """Checks the clauses, and returns the exit status. `isolated`: a worker will be needed, which imports meanwhile."""
-    with alone():
+    with alone(isolated):
         if isolated:
             warm_up()
-    return _pytest([*options, str(FOLDER / "tests" / "conformance")])
+        return _pytest([*options, str(FOLDER / "tests" / "conformance")])
 
 
 def time(options: Sequence[str]) -> int:
     """Runs the benchmarks, and returns the exit status."""
-    with TemporaryDirectory() as scratch:  # pytest-benchmark makes its folder even where nothing is saved
+    with alone(), TemporaryDirectory() as scratch:  # pytest-benchmark makes its folder even where nothing is saved
         storage = ("-p", "benchmark", f"--benchmark-storage=file://{scratch}")
         return _pytest([*storage, *options, str(FOLDER / "tests" / "benchmarks")])
 
 
 def _pytest(arguments: Sequence[str]) -> int:
-    with alone():
-        import pytest
+    import pytest
 
-        return int(pytest.main([*_settings(), *arguments]))
+    return int(pytest.main([*_settings(), *arguments]))
 
 
 def _settings() -> Iterator[str]:
@@ -45,10 +44,10 @@ def _settings() -> Iterator[str]:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Pytest's own variables out of the way, and nothing written next to code."""
+def alone(isolated: bool = False) -> Iterator[None]:
+    """Pytest's own variables out of the way, and nothing written next to code, unless that is the suite's own alone."""
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[name]
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # of child processes
-    sys.dont_write_bytecode = True
+    if not isolated:
+        write_no_bytecode()
     yield

@@ -141,7 +141,7 @@ def _check(given: argparse.Namespace, rest: list[str]) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return ExitStatus.UNUSABLE
-    with TemporaryDirectory() as folder, launch.alone():
+    with TemporaryDirectory() as folder, launch.alone(isolated):
         again = [*options, f"--failing-first={Path(folder) / 'failed'}"]
         return watching.watch(files, lambda: launch.judge(again, isolated))
 

@@ -18,19 +18,21 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from attention_conformance import __version__
 from attention_conformance.implementations.worker.elsewhere import module_command
+from attention_conformance.tests.cli.matrix_basis import Basis, basis, reasons
 from attention_conformance.tests.cli.matrix_packages import Package, PackageError, environment, packages, versions
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.report.diff import compared, run_of
+from attention_conformance.tests.report.views.matrix_feed import FEED, feed
 from attention_conformance.tests.report.views.matrix_pages import Entry, write
 from attention_conformance.tests.report.views.matrix_state import (
+    FILE,
     NOT_JUDGED,
     Standing,
     changes,
     read_state,
+    remembering,
     standings,
     write_state,
 )
@@ -109,10 +111,12 @@ def _publish(rows: Sequence[Row], report: Path, since: Mapping[str, Standing] | 
     known = sorted([*rows, *others], key=lambda row: row.folder)
     (report / TABLE).write_text("\n".join(table(known)) + "\n", encoding="utf-8")
     entries = [_entry(row, report) for row in known]
-    now = standings(entries)
+    last = read_state(report / FILE) if since is None and (report / FILE).is_file() else since
+    now = remembering(standings(entries), last or {})
     changed = [] if since is None else list(changes(since, now))
-    write(entries, report, changed)
+    write(entries, now, report, changed)
     write_state(now, report)
+    (report / FEED).write_bytes(feed(now))
     return changed
 
 
@@ -138,11 +142,11 @@ def _not_judged(package: Package, name: str, reason: str) -> Row:
 
 def _row(package: Package, name: str, python: Path, given: Namespace) -> Row:
     folder = given.report / f"{package.name}.{name}"
-    selected = {"suite": __version__, "tier": given.tier, "clauses": given.clause, "dtypes": given.dtype}
-    state = {**selected, "installed": versions(python), "file": package.code, "claims": dict(package.conventions)}
-    before = _kept(folder, state)
-    if before is None:
+    now = basis(given, versions(python), package.code, package.conventions)
+    last = _last(folder)
+    if last == now:
         return _read(package, name, given.report, "as before")
+    before = _kept(folder)
     command = [*module_command("attention_conformance"), "check", f"{package.file}:{name}", "--python", str(python)]
     options = ["--tier", given.tier, "--report", str(folder), *(f"--clause={each}" for each in given.clause)]
     options += [f"--dtype={each}" for each in given.dtype]
@@ -152,18 +156,25 @@ def _row(package: Package, name: str, python: Path, given: Namespace) -> Row:
     except subprocess.TimeoutExpired:
         return _not_judged(package, name, f"it took longer than {LIMIT:g} s")
     if done.returncode not in (ExitStatus.CONFORMS, ExitStatus.FAILS):
-        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        return _not_judged(package, name, f"exit status {done.returncode}: {''.join(last)[:200]}")
-    (folder / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-    return _read(package, name, given.report, *_compared(before, folder))
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        return _not_judged(package, name, f"exit status {done.returncode}: {''.join(lines)[:200]}")
+    (folder / STATE).write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+    why = reasons(last, now, package.requirement) if last else []
+    differs, worse = _compared(before, folder)
+    return _read(package, name, given.report, "; ".join([*why, *([differs] if differs else [])]), worse)
 
 
-def _kept(folder: Path, state: dict[str, Any]) -> Path | None:
-    """None where the last report is of the same state; otherwise where it is kept now, if there is one."""
+def _last(folder: Path) -> Basis | None:
+    """What the last report of an implementation rests on; None where there is none."""
+    file = folder / STATE
+    found: Basis | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return found
+
+
+def _kept(folder: Path) -> Path:
+    """Where the last whole report is kept now, if there is one."""
     before = folder.with_name(f"{folder.name}.before")
     if (folder / STATE).is_file():
-        if json.loads((folder / STATE).read_text(encoding="utf-8")) == state:
-            return None
         shutil.rmtree(before, ignore_errors=True)
         folder.rename(before)
     return before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -13,7 +14,10 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "implementations" / "packages"
+from attention_conformance.tests.cli.matrix_basis import code_of
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "implementations" / "packages"
 METADATA = re.compile(r"(?ms)^# /// script$\s(?P<lines>(^#(| .*)$\s)+)^# ///$")
 """Inline metadata, as PEP 723 defines it."""
 TABLE = "attention-conformance"
@@ -73,8 +77,11 @@ class Package:
 
     @property
     def code(self) -> str:
-        """The digest of its file without the metadata: what is written about it changes no verdict."""
-        return sha256(METADATA.sub("", self.file.read_text(encoding="utf-8")).encode()).hexdigest()[:16]
+        """The digest of its file, and of the suite's modules that it imports; comments change nothing."""
+        text = self.file.read_text(encoding="utf-8")
+        files = [ROOT / f"{name.replace('.', '/')}.py" for name in sorted(_modules(text))]
+        texts = [text, *(file.read_text(encoding="utf-8") for file in files if file.is_file())]
+        return sha256("\0".join(map(code_of, texts)).encode()).hexdigest()[:16]
 
     @property
     def digest(self) -> str:
@@ -112,6 +119,12 @@ def environment(package: Package, cache: Path, constraints: Path | None = None) 
         listed = _run([str(python), "-m", "pip", "freeze"], package)
     (folder / READY).write_text(listed, encoding="utf-8")
     return python
+
+
+def _modules(text: str) -> set[str]:
+    """The suite's own modules that a program imports from, without the name of the suite."""
+    imported = (node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom))
+    return {name.partition(".")[2] for name in imported if name.startswith("attention_conformance.")}
 
 
 def versions(python: Path) -> list[str]:

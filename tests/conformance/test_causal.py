@@ -3,10 +3,16 @@
 from dataclasses import replace
 from operator import itemgetter
 
+import numpy as np
+
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
 from attention_conformance.spec.conventions import Alignment, CausalWithMask
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
+from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed, deep
 
@@ -97,6 +103,32 @@ def test_emptied_with_mask(judge: Judge) -> None:
         both = claimed.causal_with_mask is CausalWithMask.INTERSECT
         check = judge.assert_conforms if both else judge.assert_conforms_or_refuses
         check(case, context="the mask leaves only the last key, the flag hides it")
+
+
+@clause("causal.emptied-no-future", ("float64", "float32"), anywhere=True)
+def test_emptied_no_future(judge: Judge) -> None:
+    kinds = (MaskKind.BOOL, MaskKind.INFINITE)
+    for case in judge.cases(*(replace(SQUARE, mask=kind, pattern=Pattern.LAST_KEY) for kind in kinds)):
+        problem, past = judge.problem(case).forward_only(), itemgetter((..., slice(0, -1), slice(None)))
+        means = solve(problem, judge.conventions.claiming({"empty-row": "uniform"}), returned=()).parts["output"]
+        try:
+            output = judge.run(problem).output
+        except CandidateError as error:
+            judge.record_refusal(case, error)
+            continue
+        if not judge.fits(case, Result(output), means.value.shape):
+            continue
+        if not compare("output", past(output), means.only(past), judge.dtype).message:
+            judge.assert_that(case, True, "every emptied row is the mean of all values")
+            continue
+        own = Expected(output.astype(np.float64), 2.0 * means.bound)
+        problem = changed(problem, query=_other_last, key=_other_last, value=_other_last)
+        judge.assert_answers(case, problem, own, "the last token was changed, which the flag hides", of=past)
+
+
+def _other_last(rows: Array) -> Array:
+    rows[..., -1:, :] = rows[..., -1:, :] * -2 + 3
+    return rows
 
 
 @clause("causal.padded-start")

@@ -163,6 +163,12 @@ def test_cotangent(judge: Judge) -> None:
         sparse = problem.cotangent.copy()
         sparse[..., :-1, :], sparse[..., 0] = 0, 0
         _assert_gradients(judge, case, sparse, "the cotangent is 0 but for the last query, and there in component 0")
+    if Feature.CROSS in judge.claims:  # in self-attention, as many keys come along
+        for case in judge.cases(Case(scores=Scores.EQUAL).sized(batch=1, num_heads=2, query_length=2049, key_length=3)):
+            ones = np.ones_like(judge.problem(case).cotangent)
+            _assert_gradients(
+                judge, case, ones, "the cotangent is 1, and gradients of values are sums over 2049 queries"
+            )
 
 
 def _assert_gradients(judge: Judge, case: Case, cotangent: Array, context: str) -> None:

@@ -1,10 +1,14 @@
-"""The ring as an implementation: a problem is cut into slices for processes that are kept from call to call."""
+"""The ring as an implementation: a problem is cut into slices, for processes that are kept from call to call.
 
-from collections.abc import Callable, Mapping
+They are started here, or are those of a group that this process is one of, as torchrun starts it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from attention_conformance.implementations.adapters.op_options import extra_options
 from attention_conformance.implementations.adapters.tensors import to_array, to_tensor
@@ -38,21 +42,38 @@ def in_ring(count: int) -> Callable[[Problem, str], Result]:
     processes = Processes(count, answered)
 
     def run(problem: Problem, device: str) -> Result:
-        if device != "cpu":
-            raise ValueError(f"the processes of the ring compute on the CPU, not on {device}")
-        arrays, options = problem.arrays(), _options(problem)
-        check(problem.query.shape, problem.key.shape, problem.value.shape, Options(**options))
-        needs = () if problem.cotangent is None else problem.needs
-        slices = [
-            {name: _slice(arrays[name], rank, count) for name in SLICED if name in arrays} for rank in range(count)
-        ]
-        options["lengths"] = tuple([_roles(held)[name].shape[2] for held in slices] for name in ("query", "key"))
-        answers = processes.together([(held, options, needs) for held in slices])
-        results = {name: np.concatenate([answer[name] for answer in answers], axis=2) for name in answers[0]}
-        gradients = {name: results[name] for name in needs}
-        return Result(results["output"], log_sum_exp=results["log_sum_exp"], gradients=gradients)
+        return _joined(problem, processes.together(_requests(problem, device, count)))
 
     return run
+
+
+def in_group(problem: Problem, device: str) -> Result:
+    """A `run` in the processes of this one's group, which all call it together."""
+    request = _requests(problem, device, dist.get_world_size())[dist.get_rank()]
+    answers: list[dict[str, Array]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(answers, answered(request))
+    return _joined(problem, answers)
+
+
+def _requests(problem: Problem, device: str, count: int) -> list[Request]:
+    """That of each process."""
+    if device != "cpu":
+        raise ValueError(f"the processes of the ring compute on the CPU, not on {device}")
+    arrays, options = problem.arrays(), _options(problem)
+    check(problem.query.shape, problem.key.shape, problem.value.shape, Options(**options))
+    slices = [{name: _slice(arrays[name], rank, count) for name in SLICED if name in arrays} for rank in range(count)]
+    options["lengths"] = tuple([_roles(held)[name].shape[2] for held in slices] for name in ("query", "key"))
+    return [(held, options, _needs(problem)) for held in slices]
+
+
+def _needs(problem: Problem) -> tuple[str, ...]:
+    return () if problem.cotangent is None else problem.needs
+
+
+def _joined(problem: Problem, answers: Sequence[Mapping[str, Array]]) -> Result:
+    results = {name: np.concatenate([answer[name] for answer in answers], axis=2) for name in answers[0]}
+    gradients = {name: results[name] for name in _needs(problem)}
+    return Result(results["output"], log_sum_exp=results["log_sum_exp"], gradients=gradients)
 
 
 def _options(problem: Problem) -> dict[str, Any]:
@@ -77,6 +98,8 @@ _INPUTS = {Feature.CORE, Feature.HEADS, Feature.VALUE_WIDTH, Feature.CROSS, Feat
 _OPTIONS = {Feature.SCALE, Feature.CAUSAL, Feature.GROUPED, Feature.WINDOW, Feature.SOFTCAP, Feature.ALIBI}
 _FEATURES = _INPUTS | _OPTIONS | {Feature.QUERY_START, Feature.GRADIENTS, Feature.LOG_SUM_EXP}
 _CLAIMS = Claims(Scope.OP, frozenset(_FEATURES))
+RING = Implementation("inhouse.ring", _CLAIMS, in_group, "attention over sequences cut into slices, one a process")
+"""As a function of a process group: it is no built-in, as it needs to be started in several processes."""
 RING_2, RING_4 = (
     Implementation(
         f"inhouse.ring.{count}",

@@ -28,6 +28,8 @@ FLOATS = {
     "log_sum_exp": SCORES[:3],
     "relative_bias": ("head", "distance"),
     "bucketed_bias": ("bucket", "head"),
+    **dict.fromkeys(("key_scale", "value_scale"), ("sample", "head", "token", "component")),
+    **dict.fromkeys(("w_uk", "w_uv"), ("head", "component", "latent")),
     "key_padding_mask": ("sample", "key"),
     **dict.fromkeys(("bias_k", "bias_v"), ("component",)),
 }
@@ -36,6 +38,10 @@ NAMES = {"attn_mask": "mask", "key_padding_mask": "padding mask", "valid": "vali
 NAMES |= {
     "relative_bias": "table of biases",
     "bucketed_bias": "table of biases by bucket",
+    "key_scale": "scale of the keys",
+    "value_scale": "scale of the values",
+    "w_uk": "matrix of the keys",
+    "w_uv": "matrix of the values",
     "head_gates": "gates",
     "gate_logits": "logits of gates",
     "query_norm": "gain of queries",
@@ -68,6 +74,7 @@ FAMILIES += (
     ("bias_k", "bias_v"),
     ("query_norm", "key_norm"),
     ("rotary_cos", "rotary_sin"),
+    ("key_scale", "value_scale"),
 )
 """Entries that may be taken for one another."""
 CHANGING = {

@@ -32,6 +32,7 @@ from attention_conformance.spec.features import PositionIds, QkNorm
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.explain.buckets import bucketed
 from attention_conformance.tests.harness.explain.rotations import from_tables, pairs_turned
+from attention_conformance.tests.harness.explain.stored import expanded, multiplied
 
 State: TypeAlias = dict[str, Any]
 """Numbers by name: the arrays of the problem as float64 tensors, its options, and what stages have made of them."""
@@ -272,6 +273,9 @@ STAGES: tuple[Stage, ...] = (
         )
         for stage in _projected(role, entry, heads)
     ),
+    Stage("scales of the keys", multiplied("key"), ("key_scale",), "key_scale"),
+    Stage("scales of the values", multiplied("value"), ("value_scale",), "value_scale"),
+    Stage("expansion of the latents", expanded, ("w_uk", "w_uv"), "w_uk"),
     _normed("query"),
     _normed("key"),
     _rotated("query"),

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jinja2
 
@@ -17,10 +18,14 @@ from attention_conformance.tests.report.views.html import ASSETS, SIGNS, slug, w
 from attention_conformance.tests.report.views.inline import fingerprint, inline
 from attention_conformance.tests.report.wording import one_line
 
+if TYPE_CHECKING:
+    from attention_conformance.tests.report.views.matrix_state import Standing
+
 PAGES = {
     "index.html": "matrix.html",
     "clauses.html": "matrix_clauses.html",
     "conventions.html": "matrix_conventions.html",
+    "versions.html": "matrix_versions.html",
 }
 """Files and their templates."""
 
@@ -73,8 +78,16 @@ class Entry:
         return ", ".join((*suite.dtypes, *suite.clauses)) if suite else ""
 
 
-def pages(entries: Sequence[Entry], changes: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    """The files by name; all text of the runs is shown as text. `changes`: what is new, a line each."""
+def pages(
+    entries: Sequence[Entry], state: Mapping[str, "Standing"], changes: Sequence[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """The files by name; all text of the runs is shown as text.
+
+    Args:
+        entries: all implementations.
+        state: how each of them stands and stood, by its folder.
+        changes: what is new, a line each.
+    """
     loader = jinja2.FileSystemLoader(ASSETS)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -85,6 +98,7 @@ def pages(entries: Sequence[Entry], changes: Sequence[str] = ()) -> Iterator[tup
     judged = [each for each in entries if each.row]
     given = {
         "entries": entries,
+        "state": state,
         "changes": changes,
         "judged": judged,
         "packages": len({each.package for each in entries}),
@@ -109,9 +123,9 @@ def pages(entries: Sequence[Entry], changes: Sequence[str] = ()) -> Iterator[tup
         yield name, environment.get_template(template).render(**given, page=name)
 
 
-def write(entries: Sequence[Entry], folder: Path, changes: Sequence[str] = ()) -> None:
+def write(entries: Sequence[Entry], state: Mapping[str, "Standing"], folder: Path, changes: Sequence[str] = ()) -> None:
     """Writes the pages into a folder."""
-    for name, text in pages(entries, changes):
+    for name, text in pages(entries, state, changes):
         (folder / name).write_text(text, encoding="utf-8")
 
 

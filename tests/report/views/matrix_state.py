@@ -1,7 +1,8 @@
 """The state of a matrix, `matrix.json`: how each implementation stands, and what has changed between two states."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -10,6 +11,8 @@ from attention_conformance.tests.report.views.matrix_pages import DEFAULTS, Entr
 
 FILE = "matrix.json"
 NOT_JUDGED = "not judged"
+REMEMBERED = 50
+"""So many earlier standings of an implementation are kept."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Standing:
         failing: the clauses that a MUST fails of.
         answers: what it claims where the field disagrees, if that is not the specification's answer.
         finding: what fails, in words; or why it was not judged.
+        since: the day on which it first stood so; empty: that on which it was judged.
+        earlier: how it stood before, the latest first; these have no such list of their own.
     """
 
     name: str
@@ -35,6 +40,18 @@ class Standing:
     failing: tuple[str, ...] = ()
     answers: Mapping[str, str] = field(default_factory=dict)
     finding: str = ""
+    since: str = ""
+    earlier: "tuple[Standing, ...]" = ()
+
+    @property
+    def first_day(self) -> str:
+        """The day on which it first stood so."""
+        return self.since or self.judged_on
+
+    @property
+    def versions(self) -> "tuple[Standing, ...]":
+        """How it stood, the first time first."""
+        return (*reversed(self.earlier), self)
 
 
 STATE = TypeAdapter(dict[str, Standing])
@@ -44,6 +61,20 @@ STATE = TypeAdapter(dict[str, Standing])
 def standings(entries: Sequence[Entry]) -> dict[str, Standing]:
     """The state of all entries."""
     return {each.folder: _standing(each) for each in entries}
+
+
+def remembering(now: Mapping[str, Standing], old: Mapping[str, Standing]) -> dict[str, Standing]:
+    """A state with what stood in an older one: whatever is another version, or has another outcome."""
+    return {key: _remembering(each, old.get(key)) for key, each in now.items()}
+
+
+def _remembering(now: Standing, old: Standing | None) -> Standing:
+    if old is None:
+        return now
+    if any(_changed(old, now)):
+        return replace(now, earlier=(replace(old, earlier=()), *old.earlier)[:REMEMBERED])
+    since = old.first_day if old.first_day != now.judged_on else ""
+    return replace(now, since=since, earlier=old.earlier)
 
 
 def write_state(found: Mapping[str, Standing], folder: Path) -> None:
@@ -65,12 +96,24 @@ def read_state(file: Path) -> dict[str, Standing]:
 
 def changes(old: Mapping[str, Standing], new: Mapping[str, Standing]) -> Iterator[str]:
     """What a reader of the old state has to know of the new one, a line each; new implementations last."""
-    for key in old.keys() - new.keys():
+    for key in sorted(old.keys() - new.keys()):
         yield f"{old[key].name} of {old[key].package} is gone"
     for key in sorted(old.keys() & new.keys()):
         yield from _changed(old[key], new[key])
     for key in sorted(new.keys() - old.keys()):
-        yield f"{new[key].name} of {new[key].package} is new: {new[key].verdict}"
+        yield _first(new[key])
+
+
+def history(standing: Standing) -> Iterator[tuple[str, list[str]]]:
+    """The days on which an implementation changed, the first time first, with what to know of it."""
+    first = standing.versions[0]
+    yield first.first_day, [_first(first)]
+    for old, new in pairwise(standing.versions):
+        yield new.first_day, list(_changed(old, new))
+
+
+def _first(new: Standing) -> str:
+    return f"{new.name} of {new.package} is new: {new.verdict}"
 
 
 def _changed(old: Standing, new: Standing) -> Iterator[str]:

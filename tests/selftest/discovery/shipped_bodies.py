@@ -82,6 +82,16 @@ def batch(sequence: Sequence, query: Any, key: Any, value: Any, **options: Any) 
     return torch.stack(outputs), torch.stack(logs)
 
 
+def _gathered(
+    key: Tensor, value: Tensor, table: Tensor, ends: list[tuple[int, int]], wrong: bool
+) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
+    """Keys and values with all the room in the pages of each sample, and where its own begin and end."""
+    pages = (table[:1].expand_as(table) if wrong else table).long()
+    room = pages.shape[1] * key.shape[1]
+    held = [(b * room, b * room + end - begin) for b, (begin, end) in enumerate(ends)]
+    return key[pages].flatten(0, 2), value[pages].flatten(0, 2), held
+
+
 def flash(sequence: Sequence) -> dict[str, Function]:
     """The functions of FlashAttention."""
 
@@ -155,6 +165,10 @@ def flash(sequence: Sequence) -> dict[str, Function]:
         options: dict[str, Any] = {"causal": causal, "scale": softmax_scale, "window": window_size, "softcap": softcap}
         ends = [list(zip(e[:-1].tolist(), e[1:].tolist(), strict=True)) for e in (cu_seqlens_q, cu_seqlens_k)]
         assert k.shape[:2] == v.shape[:2]
+        if block_table is not None:
+            if k.shape[1] % 16:
+                raise RuntimeError("a page needs a multiple of 16 tokens")
+            k, v, ends[1] = _gathered(k, v, block_table, ends[1], sequence.wrong == "table")
         if sequence.wrong == "documents":
             ends = [[(0, len(q))], [(0, len(k))]]
         answers = [

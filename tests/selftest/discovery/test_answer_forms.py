@@ -158,3 +158,50 @@ class f:
     def __call__(self, q, k, v): return attend(q @ self.w, k, v)[0]
 """
     assert refused(make, text).startswith("its constructor is f()")
+
+
+def test_the_layout_of_one_that_is_always_causal_is_seen_by_its_last_query(make: Make) -> None:
+    made = make(
+        "def f(q, k, v): return attend(*(x.transpose(1, 2) for x in (q, k, v)), causal=True)[0].transpose(1, 2)"
+    )
+    assert "(B, L, H, d)" in made.about
+    assert made.claims.premises.causal
+
+
+def test_an_array_that_every_call_needs_is_given_where_it_changes_nothing(make: Make) -> None:
+    made = make(
+        "def f(q, k, v, alibi_slopes): return attend(q, k, v, alibi_slopes[:, None, None] * ALIBI)[0]".replace(
+            "ALIBI", "-(torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])).abs().to(q.dtype)"
+        )
+    )
+    assert Feature.ALIBI in made.claims
+    assert_conforms(made)
+
+
+TOGETHER = {
+    "a list": (
+        "inputs",
+        "q, v, k = inputs",
+        "inputs come as query, value, key; it takes query, key and value in a list",
+    ),
+    "one array": (
+        "qkv",
+        "q, k, v = qkv.unbind(2)",
+        "(B, L, H, d); it takes query, key and value stacked",
+    ),
+}
+
+
+@pytest.mark.parametrize(("inputs", "first", "note"), TOGETHER.values(), ids=TOGETHER)
+def test_query_key_and_value_together_are_taken_as_the_answer_shows(
+    make: Make, inputs: str, first: str, note: str
+) -> None:
+    axes = (1, 2) if "qkv" in inputs else (1, 1)
+    turned = f"attend(*(x.transpose{axes} for x in (q, k, v)))[0].transpose{axes}"
+    made = make(f"def f({inputs}):\n    {first}\n    return {turned}")
+    assert note in made.about
+    assert_conforms(made)
+
+
+def test_what_takes_one_input_and_is_no_attention_is_refused(make: Make) -> None:
+    assert "it takes (x) by position" in refused(make, "def f(x): return x * 2")

@@ -3,7 +3,7 @@
 import pytest
 
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.spec.cases import Case
+from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
@@ -91,6 +91,14 @@ def test_a_function_is_judged_in_the_type_that_it_states(make: Make) -> None:
     assert_conforms(made)
 
 
+def test_a_published_flag_promises_no_floats_of_a_mask_of_another_name(make: Make) -> None:
+    masked = f"s = s.masked_fill({LATER}, {HIDDEN}) if is_causal else s\n"
+    masked += "        s = s if mask is None else s.masked_fill(mask == 0, -torch.inf)"
+    made = make(text_of({"inputs": "x, mask=None, is_causal=False", "masked": masked}))
+    assert {Feature.BOOL_MASK, Feature.CAUSAL} <= made.claims.features
+    assert Feature.FLOAT_MASK not in made.claims
+
+
 def test_a_number_of_samples_is_built_large(make: Make) -> None:
     cache = {"sizes": "max_batch_size, dim, heads", "init": "self.most = max_batch_size"}
     assert_conforms(make(text_of({**cache, "before": "assert x.shape[0] <= self.most and self.most > 12"})))
@@ -122,3 +130,50 @@ def test_what_true_means_is_seen_where_rows_are_mixed_up(make: Make) -> None:
     text = text_of({"inputs": "x, context, mask=None", "y": "context", "masked": masked})
     made = make(text.replace(".transpose(1, 2).flatten(2)", ".reshape(x.shape)"))
     assert made.claims.conventions.bool_mask is Polarity.MAY_ATTEND
+
+
+ADDED_TO = "s = s if mask is None else s + {}"
+OF_FUNCTIONS = {
+    "keys": ("(1.0 - mask[:, None, None].to(s.dtype)) * -10000.0", Feature.KEY_PADDING, "is one of keys"),
+    "queries": ("(1.0 - mask[:, None, :, None].to(s.dtype)) * -1e4", Feature.KEY_PADDING, "changes nothing"),
+    "numbers": ("(1 - mask) * -1e9", Feature.BOOL_MASK, "as numbers 0 and 1"),
+    "five axes": ("mask.expand(1, 1, 1, 1, 9, 9)", None, "masks not claimed"),
+}
+
+
+@pytest.mark.parametrize(("added", "feature", "note"), OF_FUNCTIONS.values(), ids=OF_FUNCTIONS)
+def test_a_mask_of_a_function_is_claimed_in_the_form_that_has_an_effect(
+    make: Make, added: str, feature: Feature | None, note: str
+) -> None:
+    masked = ADDED_TO.format(added)
+    made = make(
+        f"def f(q, k, v, mask=None):\n    s = q @ k.mT / q.shape[-1] ** 0.5\n    {masked}\n    return s.softmax(-1) @ v"
+    )
+    masks = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.KEY_PADDING} & made.claims.features
+    assert masks == ({feature} if feature else set())
+    assert note in made.about
+    if note == "is one of keys":
+        assert "a row without keys gets what it gets without the mask" in made.about
+        assert_conforms(made)
+
+
+def test_masks_that_are_added_are_seen_among_scores_that_are_not_scaled(make: Make) -> None:
+    made = make("def f(q, k, v, mask=None): return (q @ k.mT + (0 if mask is None else mask)).softmax(-1) @ v")
+    assert Feature.FLOAT_MASK in made.claims
+    assert Feature.BOOL_MASK not in made.claims
+
+
+def test_valid_lengths_of_samples_alone_are_judged_as_these(make: Make) -> None:
+    kept = "(torch.arange(k.shape[2]) < valid_lens[:, None])[:, None, None]"
+    made = make(f"def f(q, k, v, valid_lens=None): return attend(q, k, v, None if valid_lens is None else {kept})[0]")
+    assert "valid lengths of each query not claimed" in made.about
+    fitted = fit(Case(padding=Padding.QUERY_LENGTHS), made.claims)
+    assert isinstance(fitted, Case)
+    assert fitted.padding is Padding.LENGTHS
+
+
+def test_a_mask_that_raises_only_where_it_is_not_zero_is_not_added(make: Make) -> None:
+    masked = "s = s.masked_fill(attn_mask[:, None], -torch.inf) if attn_mask is not None and attn_mask.any() else s"
+    made = make(text_of({"inputs": "x, attn_mask=None", "masked": masked}))
+    assert Feature.FLOAT_MASK not in made.claims
+    assert Feature.BOOL_MASK in made.claims

@@ -30,7 +30,8 @@ PROMISED = {
     "flash_attn_func": OF_FLASH | {Feature.CROSS, Feature.GROUPED},
     "flash_attn_kvpacked_func": OF_FLASH | {Feature.CROSS, Feature.GROUPED},
     "flash_attn_qkvpacked_func": OF_FLASH,
-    "flash_attn_varlen_func": OF_FLASH | {Feature.CROSS, Feature.GROUPED, Feature.CUMULATIVE_LENGTHS},
+    "flash_attn_varlen_func": OF_FLASH
+    | {Feature.CROSS, Feature.GROUPED, Feature.CUMULATIVE_LENGTHS, Feature.PAGED, Feature.VALID_LENS},
     "varlen_attn": {Feature.CAUSAL, Feature.SCALE, Feature.WINDOW, Feature.GROUPED, Feature.CUMULATIVE_LENGTHS},
     "flash_attn_with_kvcache": OF_SCORES
     | {Feature.ALIBI, Feature.GROUPED, Feature.CACHE, Feature.STATIC_CACHE, Feature.PAGED, Feature.VALID_LENS},
@@ -48,6 +49,7 @@ WRONG = (
     ("flash_attn_kvpacked_func", "value", "scores.dot-product"),
     ("flash_attn_qkvpacked_func", "causal", "causal.square"),
     ("flash_attn_varlen_func", "documents", "packed.lengths"),
+    ("flash_attn_varlen_func", "table", "paged.table"),
     ("varlen_attn", "documents", "packed.lengths"),
     ("varlen_attn", "window", "window.extent"),
     ("flash_attn_varlen_func", "slopes", "positions.alibi"),
@@ -113,6 +115,14 @@ def test_documented_conventions_are_claimed_and_a_setting_goes_before() -> None:
     assert presented("memory_efficient_attention").claims.conventions.empty_row_float is EmptyRow.NAN
     other = presented("flash_attn_func", causal_alignment="top-left").claims.conventions
     assert other.causal_alignment is Alignment.TOP_LEFT
+
+
+def test_pages_have_a_multiple_of_the_tokens_that_a_function_needs() -> None:
+    made = presented("flash_attn_varlen_func")
+    assert "pages of a multiple of 16 tokens" in made.about
+    fitted = fit(Case().extended(page_size=3), made.claims)
+    assert isinstance(fitted, Case)
+    assert (fitted.extension.page_size, fitted.sizes.key_length) == (16, 7 * 16 // 3)
 
 
 def test_the_same_names_with_heads_first() -> None:

@@ -16,7 +16,7 @@ import torch
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin.inhouse.process_group import LostProcessError, Processes
 from attention_conformance.implementations.builtin.inhouse.ring import merged
-from attention_conformance.implementations.builtin.inhouse.ring_entries import RING_2, RING_4
+from attention_conformance.implementations.builtin.inhouse.ring_entries import RING, RING_2, RING_4
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.tests.harness.judge.comparison import compare
@@ -68,6 +68,12 @@ def test_lengths_that_are_not_given_are_exchanged(processes: Callable[..., Proce
     parts = zip(*two.together(["lengths"] * 2), strict=True)
     for name, slices in zip(("output", "log_sum_exp"), parts, strict=True):
         assert not compare(name, np.concatenate(slices, 2), expected[name], "float64").message
+
+
+def test_in_a_group_each_process_has_the_whole_answer(processes: Callable[..., Processes]) -> None:
+    expected = solve(Judge(RING, "float64").problem(Case(causal=True))).parts["output"]
+    for answer in processes(2).together(["group"] * 2):
+        assert not compare("output", answer, expected, "float64").message
 
 
 @contextmanager

@@ -119,7 +119,9 @@ def key_head(problem: Problem, conventions: Conventions, h: int) -> int:
 
 
 def kv_heads(problem: Problem) -> int:
-    """As many key heads as the axis says, or as widths of a query's head fit into the key's projection."""
+    """As many as have matrices of latents, as the axis says, or as widths of a query fit into the key's projection."""
+    if "w_uk" in problem.extras:
+        return problem.num_heads
     if problem.scope is Scope.OP:
         return int(problem.key.shape[1])
     width = int(problem.parameters["w_q"].shape[1]) // problem.num_heads

@@ -103,6 +103,9 @@ def _flat(nested: Any) -> list[Any]:
 def heads_of(problem: Problem, name: str, arithmetic: Arithmetic) -> Heads:
     """The op's input `name`: as given, or x @ w + b, whose columns h * d .. (h + 1) * d - 1 are head h's."""
     inputs, number = getattr(problem, name), arithmetic.number
+    if "w_uk" in problem.extras and name != "query":
+        heads = range(problem.num_heads)
+        return [[_expanded(problem, name, b, h, arithmetic) for h in heads] for b in range(len(inputs))]
     if problem.scope is Scope.OP:
         return [[[[number(x) for x in row] for row in head] for head in sample] for sample in inputs]
     weight, bias = problem.parameters[f"w_{name[0]}"], problem.parameters.get(f"b_{name[0]}")
@@ -114,6 +117,17 @@ def heads_of(problem: Problem, name: str, arithmetic: Arithmetic) -> Heads:
         ]
         for sample in inputs
     ]
+
+
+def _expanded(problem: Problem, name: str, b: int, h: int, arithmetic: Arithmetic) -> list[list[Any]]:
+    """Keys or values of one head, made of the latents; keys have the rotary part behind."""
+    matrix, number = problem.extras[f"w_u{name[0]}"][h], arithmetic.number
+    rank, made = matrix.shape[1], []
+    for row in problem.key[b, 0]:
+        given = [number(c) for c in row[:rank]]
+        own = [arithmetic.total(number(w) * c for w, c in zip(line, given, strict=True)) for line in matrix]
+        made.append([*own, *(number(x) for x in row[rank:] if name == "key")])
+    return made
 
 
 def _projected(
@@ -149,6 +163,8 @@ def _extended(task: Task, name: str, heads: Heads) -> Heads:
 
 def _width(problem: Problem, name: str) -> int:
     """d_k or d_v."""
+    if "w_uv" in problem.extras:
+        return int((problem.query if name == "key" else problem.extras["w_uv"].swapaxes(-1, -2)).shape[-1])
     if problem.scope is Scope.OP:
         return int(getattr(problem, name).shape[-1])
     return int(problem.parameters[f"w_{name[0]}"].shape[1]) // kv_heads(problem)

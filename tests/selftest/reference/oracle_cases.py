@@ -165,6 +165,11 @@ GROUPED = [
     Case(sizes=replace(GROUPS, num_kv_heads=1), causal=True).extended(rotary_base=9.0),
     Case(sizes=replace(GROUPS, num_heads=6, num_kv_heads=2)).extended(sinks=True, alibi=True),
 ]
+LATENTS = [
+    Case(sizes=FEW).extended(latent=5, decoupled=1),
+    Case(sizes=FEW, causal=True, padding=Padding.LENGTHS).extended(latent=3, decoupled=2, softcap=2.0),
+    Case(sizes=FEW).extended(latent=2),
+]
 FAMILY_MODULES = [
     Case(sizes=FEW, module=NARROW).extended(bias_kv=True),
     Case(sizes=FEW, module=NARROW_KEY_VALUE, mask=MaskKind.BOOL).extended(bias_kv=True, zero_attn=True),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, Scores, Values
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.problem import Array
+from attention_conformance.spec.problem import DTYPES, Array
+from attention_conformance.tests.conformance.test_numerics import MANY
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.selftest.reference.half_margins import PARTS, answers_of
 from attention_conformance.tests.selftest.reference.half_styles import RIGHT, Style
@@ -21,6 +23,7 @@ CONSTANT = replace(FEW, values=Values.CONSTANT)
 HALVES = ("bfloat16", "float16")
 
 
+@cache
 def expected(case: Case, dtype: str) -> Mapping[str, Expected]:
     return solve(build(case, dtype), returned=()).parts
 
@@ -55,6 +58,26 @@ def test_an_answer_of_the_wrong_size(part: str) -> None:
     right, dtype = expected(SQUARE, "bfloat16")[part], build(SQUARE, "bfloat16").query.dtype
     outcome = compare(part, (0.95 * right.value).astype(dtype), right, "bfloat16")
     assert "-0.05 times its size" in outcome.message
+
+
+@pytest.mark.parametrize("part", ["gradients.query", "gradients.key"])
+def test_a_backward_pass_that_takes_too_much_of_the_mean_away(part: str) -> None:
+    right = expected(MANY, "bfloat16")[part]
+    along = right.aligned[-1].direction
+    outcome = compare(part, (right.value - 0.03 * along).astype(DTYPES["bfloat16"]), right, "bfloat16")
+    assert "-0.03 times a change of D" in outcome.message
+
+
+def test_weights_that_are_truncated_move_everything_in_one_direction() -> None:
+    problem, parts = build(MANY, "bfloat16"), expected(MANY, "bfloat16")
+
+    def shrunk(by: float) -> float:
+        output = by * parts["output"].value.astype(np.float32)
+        return compare("output", output.astype(problem.query.dtype), parts["output"], "bfloat16").worst
+
+    assert shrunk(1.0 - 0.0028) > 1.0
+    for name in ("eager", "SDPA, fused", str(Style(tile=16))):
+        assert max(ratios(answers_of(RIGHT[name], problem), parts)) < 0.2, name
 
 
 def test_equal_scores_are_one_rounding_and_not_many() -> None:

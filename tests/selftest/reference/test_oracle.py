@@ -46,7 +46,7 @@ def with_module(case: Case) -> Case:
 
 
 @BOTH
-@pytest.mark.parametrize("case", [*cases.CORE, *cases.FAMILY], ids=str)
+@pytest.mark.parametrize("case", [*cases.CORE, *cases.FAMILY, *cases.LATENTS], ids=str)
 def test_answers_agree_with_loops(case: Case, conventions: Conventions) -> None:
     assert_answers_agree(build(case, "float64"), conventions)
 

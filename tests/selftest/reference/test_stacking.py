@@ -38,6 +38,7 @@ CASES = {
     "module of other widths": Case(module=replace(WHOLE, sharing=Sharing.NONE, value_dim=7), mask=MaskKind.FLOAT),
     "module with extra keys": Case(module=WHOLE, padding=Padding.EMPTY_SAMPLE).extended(bias_kv=True, zero_attn=True),
     "module with grouped heads": Case(module=WHOLE, sizes=Sizes(num_heads=4, num_kv_heads=2)).extended(sinks=True),
+    "latents": Case(causal=True).extended(latent=6, decoupled=2),
     "no keys": Case(sizes=Sizes(key_length=0)),
     "no samples": Case(sizes=Sizes(batch=0), mask=MaskKind.FLOAT),
 }

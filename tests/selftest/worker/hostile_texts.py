@@ -74,6 +74,28 @@ DYING = {
         "json.JSONEncoder.encode = None",
         "the candidate has changed what its process needs to answer: TypeError",
     ),
+    "a file that is cut once it is returned": (
+        "",
+        "file = tempfile.NamedTemporaryFile(); kept = np.memmap(file.name, np.float32, 'w+', shape=query.shape);"
+        " os.truncate(file.name, 0); return np.asarray(kept)",
+        "died of SIGBUS",
+    ),
+    "one stream in the place of all": (
+        "",
+        "[os.dup2(2, n) for n in range(3, 40)]",
+        "the candidate has changed what its process needs to answer",
+    ),
+    "a profile that exits": ("", "sys.setprofile(lambda *_: os._exit(7))", "ended its process with exit status 7"),
+    "a hook of the interpreter that exits": (
+        "class Raises:\n    def __del__(self): 1 / 0",
+        "sys.unraisablehook = lambda _: os._exit(0); Raises()",
+        "ended its process with exit status 0",
+    ),
+    "a watchdog that exits": (
+        "import faulthandler",
+        "faulthandler.dump_traceback_later(0.01, exit=True); time.sleep(9)",
+        "ended its process with exit status 1",
+    ),
     "functions of the system": ("os.getcwd = None", "", "left its process unusable: TypeError: 'NoneType' object"),
     "a fit that aborts": ("claims = {'fit': lambda case: os.abort()}", "", "died of SIGABRT"),
     "an attribute that exits": (
@@ -121,6 +143,16 @@ REFUSED = {
     "its input": ("", "input()", "raised EOFError"),
     "nothing": ("", "return None", "a NumPy array was expected, got NoneType"),
     "itself": ("own = []; own.append(own)", "return own", "a NumPy array was expected, got list"),
+    "a generator": (
+        "def many(query, key, value): yield attend(query, key, value)\ninstead = made('hostile', many)",
+        "",
+        "a NumPy array was expected, got generator",
+    ),
+    "what states another class": (
+        "class Lies:\n    __class__ = property(lambda self: np.ndarray)\n    __getattr__ = lambda self, name: 1 / 0",
+        "return Lies()",
+        "returned output as Lies, not as a NumPy array",
+    ),
     "objects": ("", "return np.array([object()])", "returned output in object, not in real numbers"),
     "complex numbers": ("", "return attend(query, key, value) + 0j", "not in real numbers"),
     "long numbers": ("", "return attend(query, key, value).astype(np.longdouble)", "which no message can hold"),
@@ -170,6 +202,7 @@ HARMLESS = {
         "",
     ),
     "JSON of its own": ("import json", "json.dumps = lambda *args, **more: 'x'"),
+    "a hook of audits that raises": ("def no(*_): raise ValueError('no')", "sys.addaudithook(no)"),
     "a closed file limit": ("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))", ""),
 }
 ENDING = {

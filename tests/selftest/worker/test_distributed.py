@@ -1,6 +1,7 @@
-"""Candidates that die, where the suite runs on several processes: the run ends, with the verdicts of one process."""
+"""Several processes: of the suite, where a candidate dies, and of a candidate, where one of them does."""
 
 import json
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,24 @@ from typing import Any
 import pytest
 
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.api.safe_call import LostError
 from attention_conformance.implementations.worker.door import Door
+from attention_conformance.implementations.worker.elsewhere import module_command
 from attention_conformance.implementations.worker.limits import DEATHS
-from attention_conformance.implementations.worker.remote import Remote, loss_of, share_losses
+from attention_conformance.implementations.worker.ranks import MODULE
+from attention_conformance.implementations.worker.remote import (
+    Remote,
+    commanded_candidate,
+    end_process,
+    loss_of,
+    share_losses,
+)
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.tests.conformance.test_causal import SQUARE
+from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.sessions import Sessions
 from attention_conformance.tests.selftest.thorough import by_turns
 
@@ -28,6 +42,24 @@ def attention(query, key, value, is_causal=False):
 ABORTING = DYING.replace("DIES", "os.abort()")
 OFTEN, ONCE = ABORTING.replace("OFTEN", "True"), ABORTING.replace("OFTEN", "False")
 LEAVING = DYING.replace("OFTEN", "True").replace("DIES", "os._exit(0)")
+SPANNING = """
+import os, time, torch
+import torch.distributed as dist
+
+
+def attention(query, key, value, is_causal=False):
+    rank, count = dist.get_rank(), dist.get_world_size()
+    rows = torch.arange(query.shape[-2])[rank::count]
+    scores = query[:, :, rows] @ key.mT / query.shape[-1] ** 0.5
+    if is_causal:
+        LOST if rank == 1 and query.shape[-2] > 6 else None
+        scores = scores.masked_fill(torch.arange(key.shape[-2]) > rows[:, None], float("-inf"))
+    output = query.new_zeros(*query.shape[:-1], value.shape[-1])
+    output[:, :, rows] = scores.softmax(-1) @ value
+    dist.all_reduce(output)
+    return output
+"""
+"""Attention of which each process of a group has its share of the queries; on longer causal ones process 1 is lost."""
 CHOSEN = ("--clause", "causal.square", "--clause", "scores.*", "--dtype", "float64", "--dtype", "float32")
 
 
@@ -95,3 +127,27 @@ def test_losses_count_together_where_processes_share_them(tmp_path: Path) -> Non
         run.door._lost("died of a test")
     reason = f"its process was lost {DEATHS} times, last because it died of a test"
     assert [[loss_of(each) for each in judge] for judge in judges] == [[reason, ""], [reason, ""]]
+
+
+WAYS = {
+    "ends": ("os._exit(3)", "its last output: process 1 of 2 ended its process with exit status 3"),
+    "is killed": ("os.kill(os.getpid(), 9)", "its last output: process 1 of 2 died of SIGKILL"),
+    "keeps silent": ("time.sleep(600)", "gave no answer within 4"),
+}
+
+
+@pytest.mark.parametrize("way", by_turns(list(WAYS), 3))
+def test_a_candidate_that_spans_processes_is_judged_by_what_the_first_says(tmp_path: Path, way: str) -> None:
+    lost, words = WAYS[way]
+    (tmp_path / "spanning.py").write_text(SPANNING.replace("LOST", lost))
+    command = [*module_command(MODULE), "--processes", "2", f"{tmp_path / 'spanning.py'}:attention"]
+    spanning = commanded_candidate(shlex.join(command), {}, deadline=4.0)
+    try:
+        (verdict,) = run(spanning, ("scores.dot-product",), ("float32",))
+        assert verdict.status is Status.PASS
+        with pytest.raises(LostError, match=words):
+            spanning.run(Judge(spanning, "float32").problem(SQUARE), "cpu")
+    finally:
+        end_process(spanning)
+    assert isinstance(spanning.run, Remote)
+    assert spanning.run.door.left == []

@@ -4,15 +4,19 @@ import json
 import re
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from attention_conformance.tests.cli import matrix_command
+from attention_conformance.tests.cli import matrix_basis, matrix_command
+from attention_conformance.tests.cli.matrix_basis import DECIDING, SUITE, code_of, reasons, suite_digests
 from attention_conformance.tests.cli.matrix_command import STATE, TABLE, matrix
 from attention_conformance.tests.cli.matrix_packages import FOLDER, Package, PackageError, environment, packages
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.report.views.matrix_state import FILE, Standing, changes, read_state
+from attention_conformance.tests.report.views.matrix_feed import FEED, feed
+from attention_conformance.tests.report.views.matrix_state import FILE, Standing, changes, read_state, remembering
 from attention_conformance.tests.selftest.package.test_house import NAME, imports
 
 CALLED = {"paddle", "haiku"}
@@ -48,9 +52,10 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
     monkeypatch.setattr(matrix_command, "packages", lambda: packages(tmp_path / "packages"))
     monkeypatch.setattr(matrix_command, "environment", lambda *_: Path(sys.executable))
     monkeypatch.setattr(matrix_command, "versions", lambda _: ["numpy==2.4.6"])
+    monkeypatch.setattr(matrix_basis, "suite_digests", lambda: {"clauses": "1", "judge": "1"})
     return Namespace(
         pattern=[],
-        clause=["scores.*"],
+        clause=["scores.dot-product"],
         dtype=["float32"],
         report=tmp_path / "report",
         jobs=1,
@@ -61,7 +66,9 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
     )
 
 
-def test_what_changed_is_judged_again_and_compared(given: Namespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_changed_is_judged_again_and_compared(
+    given: Namespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert matrix(given) == ExitStatus.CONFORMS
     shown = capsys.readouterr().out
     assert "| plain | mine | conforms | " in shown
@@ -77,18 +84,51 @@ def test_what_changed_is_judged_again_and_compared(given: Namespace, capsys: pyt
     assert state.stat().st_mtime_ns == first
     file = given.report.parent / "packages" / "mine.py"
     file.write_text(file.read_text().replace("** 0.0", "** 0.1"))
+    monkeypatch.setattr(matrix_basis, "suite_digests", lambda: {"clauses": "2", "judge": "1"})
     given.since = given.report.parent / FILE
     given.since.write_bytes((given.report / FILE).read_bytes())
     assert matrix(given) == ExitStatus.FAILS
     shown = capsys.readouterr().out
     assert "| plain | mine | fails | " in shown
     assert "clauses.html#clause:scores.dot-product" in (given.report / "index.html").read_text()
-    assert "worse than before: scores.dot-product" in shown
+    assert "| clauses changed; its adapter changed; worse than before: scores.dot-product" in shown
     assert "\nnumpy.plain of numpy==2.4.6: fails; before: conforms\n" in shown
     assert "\nnumpy.plain of numpy==2.4.6: fails now: scores." in shown
     assert "<li>numpy.plain of numpy==2.4.6: fails; before: conforms</li>" in (given.report / "index.html").read_text()
+    assert 'href="feed.xml"' in (given.report / "index.html").read_text()
+    assert "fails; before: conforms" in (given.report / FEED).read_text()
+    assert [each.verdict for each in read_state(given.report / FILE)["mine.plain"].versions] == ["conforms", "fails"]
     assert read_state(given.report / FILE)["mine.plain"].answers == {"default-scale": "one"}
     assert json.loads(state.read_text())["installed"] == ["numpy==2.4.6"]
+
+
+def test_the_reason_names_what_was_updated() -> None:
+    before = {"suite": "1", "judge": "1", "dtypes": [], "installed": ["jax==1", "keras==3", "numpy==2"]}
+    now = {"suite": "1", "judge": "2", "dtypes": ["float32"], "installed": ["jax==1", "keras==4"]}
+    assert reasons(before, now, "keras[torch]==4") == [
+        "package updated: keras 3 -> 4",
+        "environment changed: numpy 2 -> absent",
+        "the judge changed",
+        "another selection",
+    ]
+    assert reasons(now, now, "keras==4") == []
+
+
+def test_digests_are_those_of_the_code_that_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all((SUITE / folder).is_dir() for folders in DECIDING.values() for folder in folders)
+    monkeypatch.setattr(matrix_basis, "SUITE", tmp_path)
+    monkeypatch.setattr(matrix_basis, "load", dict)
+    (tmp_path / "judge").mkdir()
+    monkeypatch.setattr(matrix_basis, "DECIDING", {"clauses": ("judge",)})
+    digests = []
+    for text in ("x = 1", "# why\nx = 1", "x = 2"):
+        (tmp_path / "judge" / "a.py").write_text(text)
+        digests.append(suite_digests.__wrapped__())
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_comments_and_docstrings_are_no_code() -> None:
+    assert code_of("def f():\n    'text'\n") == code_of("def f():\n    'other'  # text\n") != code_of("def f(): 1 / 0")
 
 
 def test_changes_name_what_came_went_and_was_updated() -> None:
@@ -102,6 +142,29 @@ def test_changes_name_what_came_went_and_was_updated() -> None:
         "keras.sdpa of keras==3.15.1 claims other answers where the field disagrees",
         "keras.sdpa of keras==3.15.1 is new: conforms",
     ]
+
+
+def test_versions_are_kept_over_time_and_fed() -> None:
+    first = Standing("keras.sdpa", "keras==1", "fails", judged_on="2026-01-01", failing=("grouped.order",))
+    second = replace(first, package="keras==2", judged_on="2026-02-01")
+    third = replace(second, judged_on="2026-03-01")  # judged again, with the same outcome
+    fourth = replace(third, verdict="conforms", failing=(), judged_on="2026-04-01")
+    state: dict[str, Standing] = {}
+    for each in (first, second, third, fourth):
+        state = remembering({"k": each}, state)
+    assert [each.judged_on for each in state["k"].versions] == ["2026-01-01", "2026-03-01", "2026-04-01"]
+    assert [each.first_day for each in state["k"].versions] == ["2026-01-01", "2026-02-01", "2026-04-01"]
+    root = ElementTree.fromstring(feed(state))
+    name = "{http://www.w3.org/2005/Atom}"
+    assert [each.findtext(f"{name}title") for each in root.iter(f"{name}entry")] == [
+        "keras.sdpa of keras==2: conforms; before: fails",
+        "keras.sdpa: keras==1 was judged before, keras==2 now",
+        "keras.sdpa of keras==1 is new: fails",
+    ]
+    assert [each.text for each in root.iter(f"{name}updated")][:2] == ["2026-04-01T00:00:00Z"] * 2
+    assert len({each.text for each in root.iter(f"{name}id")}) == 4
+    assert feed(state) == feed(state)
+    assert b"1970" in feed({})
 
 
 def test_a_package_that_cannot_be_installed_is_one_row(

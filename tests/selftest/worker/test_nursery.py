@@ -28,7 +28,7 @@ import sys
 from attention_conformance.tests.cli.main import main
 
 try:
-    main(["check", "torch.nn.functional:scaled_dot_product_attention", "--clause", "scores.dot-product"])
+    main(["check", "right.py:attention", "--clause", "scores.dot-product"])
 finally:
     sys.exit(9 if "torch" in sys.modules else 7)
 """
@@ -115,10 +115,15 @@ def test_a_nursery_that_was_killed_is_replaced_and_nobody_notices(process: Proce
         stream.close()
 
 
-def test_the_judge_of_a_candidate_does_not_import_torch(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", JUDGE], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert "scaled_dot_product_attention conforms: 1 of 1 clause holds" in done.stdout
+def test_the_judge_does_not_import_torch_and_nothing_is_written_next_to_the_candidate(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("from torch.nn.functional import scaled_dot_product_attention as sdpa\n")
+    (tmp_path / "right.py").write_text("from helper import sdpa as attention\n")
+    usual = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-c", JUDGE]
+    done = subprocess.run(command, cwd=tmp_path, env=usual, capture_output=True, text=True, timeout=120)
+    assert "attention conforms: 1 of 1 clause holds" in done.stdout
     assert done.returncode == 7
+    assert {path.name for path in tmp_path.iterdir()} == {"helper.py", "right.py"}
 
 
 def test_who_ends_its_parent_fails_and_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
