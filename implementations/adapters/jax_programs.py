@@ -101,7 +101,8 @@ class Compiled:
 def _program(traced: Traced) -> Callable[..., list[Any]]:
     import jax
 
-    return jax.jit(partial(jax.core.eval_jaxpr, traced.jaxpr), compiler_options=_options())
+    program: Callable[..., list[Any]] = jax.jit(partial(jax.core.eval_jaxpr, traced.jaxpr), compiler_options=_options())
+    return program
 
 
 @cache
