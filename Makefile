@@ -88,7 +88,7 @@ profile-suite: $(READY)
 peers: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.peers
 
-# The chapters that every attention has, in float32: a part of the matrix that takes less than half an hour on 2 cores.
+# The chapters that every attention has, in float32 and the quick tier: a part of the matrix, small enough for a daily job.
 # PATTERN="keras* onnx*" are some of the packages, CHAPTERS="scores.* shapes.*" others of the clauses.
 PATTERN  ?=
 CHAPTERS ?= scores.* softmax.* values.* heads.* masks.* causal.* grouped.*

@@ -55,10 +55,18 @@ class QuantisedCall:
             one = _wide(key[:1, :1, :1, :1] * 0 + 1) if key.shape[0] and key.shape[2] else _wide(query.reshape(-1)[:0])
             return self.function(query, key, value, _squeezed(one), _squeezed(one), **others)
         scales = (_squeezed(_wide(options[name])) for name in ("key_scale", "value_scale"))
-        return self.function(query, _codes(key, kind), _codes(value, kind), *scales, **others)
+        return self.function(query, as_codes(key, kind), as_codes(value, kind), *scales, **others)
 
 
-def _codes(rows: Any, kind: Codes) -> Any:
+def scales_of_heads(query: Any, key: Any, options: dict[str, Any], by_sample: bool) -> list[Any]:
+    """Both scales in float32 at least, (1,) or (Hk,), or (B, Hk); 1 where keys and values are no codes."""
+    one = query.reshape(-1)[:1] * 0 + 1
+    scales = [_wide(options.get(name, one)).reshape(-1) for name in ("key_scale", "value_scale")]
+    rows = _wide(key[:, :, 0, 0] * 0 + 1)
+    return [rows * scale for scale in scales] if by_sample else scales
+
+
+def as_codes(rows: Any, kind: Codes) -> Any:
     """The same numbers in 8 bits each."""
     name = DTYPES[kind]
     if torch and isinstance(rows, torch.Tensor):

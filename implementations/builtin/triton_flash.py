@@ -4,6 +4,7 @@ On a machine without a GPU it runs where TRITON_INTERPRET=1 is set. Tiles are sm
 milliseconds whatever its size is, and every few tiles there is an edge.
 """
 
+from threading import Lock
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ TILE = 32
 """Queries and keys of a tile."""
 LEAST = 16
 """The smallest width of a tile that a matrix unit takes."""
+ONE_AT_A_TIME = Lock()
+"""Triton's interpreter replaces functions of the language while it runs, which two threads cannot do at once."""
 
 
 @triton.jit
@@ -167,7 +170,8 @@ class Flash(torch.autograd.Function):
         log = q.new_empty(q.shape[:3], dtype=torch.float32)
         grid = (triton.cdiv(queries, TILE), batch * heads)
         if all(grid):
-            forward[grid](q, k, v, output, log, *sizes(q, k, v), *numbers, causal, *tiles(q, v))
+            with ONE_AT_A_TIME:
+                forward[grid](q, k, v, output, log, *sizes(q, k, v), *numbers, causal, *tiles(q, v))
         ctx.save_for_backward(q, k, v, output, log)
         ctx.numbers, ctx.causal = numbers, causal
         ctx.mark_non_differentiable(log)
@@ -183,8 +187,9 @@ class Flash(torch.autograd.Function):
         of_queries = (triton.cdiv(q.shape[2], TILE), q.shape[0] * q.shape[1])
         of_keys = (triton.cdiv(k.shape[2], TILE), k.shape[0] * k.shape[1])
         if all(of_queries) and all(of_keys):
-            backward_queries[of_queries](*given, dq, *rest)
-            backward_keys[of_keys](*given, dk, dv, *rest)
+            with ONE_AT_A_TIME:
+                backward_queries[of_queries](*given, dq, *rest)
+                backward_keys[of_keys](*given, dk, dv, *rest)
         return dq, dk, dv, None, None
 
 

@@ -84,7 +84,7 @@ def rotary_part_in_front_in_keys(expanded: Tensor, rotary: Tensor) -> Tensor:
 
 
 @breaks_keys()
-def keys_of_the_first_head(rows: Tensor, matrices: Tensor) -> Tensor:
+def matrix_of_keys_of_the_first_head(rows: Tensor, matrices: Tensor) -> Tensor:
     return correct.expand(rows, matrices[:1].expand_as(matrices))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import NAN, PRECISION, breaks
-from attention_conformance.spec.conventions import Conventions, ProductPrecision
+from attention_conformance.spec.conventions import Conventions, ProductPrecision, SoftmaxPrecision
 
 breaks_precision = partial(breaks, severity=PRECISION)
 breaks_digits_of_softmax = partial(breaks_precision, step="softmax")
@@ -68,6 +68,15 @@ def ten_bits_of_mantissa(query: Tensor, key: Tensor, by: float) -> Tensor:
 )
 def ten_bits_for_claimed_float32(query: Tensor, key: Tensor, by: float) -> Tensor:
     return ten_bits_of_mantissa(query, key, by)
+
+
+@breaks_digits_of_softmax(
+    "numerics.bound",
+    conventions=Conventions(softmax_precision=SoftmaxPrecision.FLOAT32),
+    holds=("shapes.output", "effects.repeatable"),
+)
+def softmax_in_bfloat16_for_claimed_float32(scores: Tensor) -> Tensor:
+    return correct.softmax(scores.to(torch.bfloat16)).to(scores.dtype)
 
 
 @breaks("numerics.peaked-rows", step="score", holds=("scores.dot-product",))

@@ -34,6 +34,8 @@ GUESSES = (Size.NOTHING, Size.WIDTH, Size.HEADS, Size.FLAG)
 OF_A_HEAD = {"d", "k", "v", "q", "head", "key", "keys", "value", "values"}
 WIDTHS = {"dim", "size", "width", "features", "channels", "units", "embed", "embd", "emb", "d", "hidden", "model", "c"}
 """Words in the names of widths: of one head perhaps, and of any."""
+OF_WINDOWS = {"window", "resolution"}
+"""Words in the names of the sides of windows and images."""
 MOST_WORDS = {"max", "maximum"}
 """Words in the names of numbers of tokens, where they state nothing else."""
 
@@ -88,7 +90,7 @@ def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
         return (size or Size.HEADS,)
     if not required(parameter):
         return ()
-    if "window" in words:
+    if words & OF_WINDOWS:
         return WINDOWS
     if words & ROTARY:
         return (Size.TURNS, *ROTATIONS[:2]) if words & {"freqs", "cis"} else ROTATIONS

@@ -49,6 +49,10 @@ from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.problem import Problem
 
 NO_OPTIONS = Options({})
+OF_LISTS = {"inputs", "qkv", "tensors", "xs"}
+"""Words in the name of an only input that may be a list of query, key and value."""
+LISTED = (INPUTS, ("query", "value", "key"), ("value", "key", "query"))
+"""The orders in which such a list may come."""
 SPATIAL: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
     1: lambda x: x.transpose(1, 2),
     2: lambda x: x.transpose(1, 2).unsqueeze(-1),
@@ -79,6 +83,7 @@ class ModuleCall:
         part: where in its answer the output is.
         named_parts: whether its answer is no tuple, but a list, a dictionary or an object of fields.
         each_sample: whether it takes one sample at a time, (L, E).
+        listed: whether it takes its inputs in one list.
         spatial: where its layout is another one: 1 for (B, E, L), 2 for (B, E, L, 1), 3 for (B, L, 1, E).
     """
 
@@ -99,6 +104,7 @@ class ModuleCall:
     part: int = 0
     named_parts: bool = False
     each_sample: bool = False
+    listed: bool = False
     spatial: int = 0
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
@@ -140,7 +146,7 @@ class ModuleCall:
             inputs = [SPATIAL[self.spatial](x) for x in inputs]
         if self.keywords:
             options |= dict(zip(self.keywords, inputs, strict=True))
-        positional = [] if self.keywords else inputs
+        positional: list[Any] = [] if self.keywords else [inputs] if self.listed else inputs
         call: Callable[[], Any] = partial(module, *positional, **options)
         if self.each_sample:
             call = partial(_each_sample, module, positional, options, len(inputs[0]))
@@ -260,7 +266,11 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)
     call = ModuleCall(count, _order(inputs), options, polarity, always=options.weights_returned, keywords=keywords)
     masks = [p.name for p in others if KNOWN_NAMES.get(p.name) in ("bool_mask", "float_mask")]
-    for tables in product(*(neutrals(name) for name in (*unknown, *masks))):
+    calls = [call]
+    if count == 1 and inputs and words_of(inputs[0].name) & OF_LISTS:
+        calls += [replace(call, inputs=3, order=order, listed=True) for order in LISTED]
+    given = list(product(*(neutrals(name) for name in (*unknown, *masks))))
+    for call, tables in product(calls, given):
         yield replace(call, tables=dict(zip((*unknown, *masks), tables, strict=True)))
 
 

@@ -50,6 +50,7 @@ from attention_conformance.implementations.discovery.function_masks import with_
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.module_masks import (
     ADDED,
+    EMPTY,
     UNPUBLISHED,
     empty_rows_as_seen,
     empty_rows_of_each_kind,
@@ -57,6 +58,7 @@ from attention_conformance.implementations.discovery.module_masks import (
     lengths_as_seen,
 )
 from attention_conformance.implementations.discovery.on_request import with_all_it_returns
+from attention_conformance.implementations.discovery.one_input import OneInput, of_one_input
 from attention_conformance.implementations.discovery.one_key_head import OneKeyHead, with_key_heads
 from attention_conformance.implementations.discovery.shipped import ShippedCall, as_shipped, with_cache
 from attention_conformance.implementations.discovery.shipped_others import interfaces
@@ -119,6 +121,8 @@ def function_candidate(
     except TargetError:
         laid = _laid_out_candidate(name, function, settings, device, premises)
         laid = laid or _made(name, OneKeyHead(function), settings, device, premises)
+        together = (_laid_out_candidate(name, each, settings, device, premises) for each in of_one_input(function))
+        laid = laid or next((each for each in together if each is not None), None)
         if laid is None:
             raise
         return laid
@@ -136,7 +140,10 @@ def _laid_out_candidate(
         adapted = laid_out(function, device)
     except TargetError:
         return None
-    return _made(name, adapted, settings, device, premises)
+    made = _made(name, adapted, settings, device, premises)
+    if made is None or not isinstance(function, OneInput):
+        return made
+    return replace(made, about=f"{made.about}; {function.about}")
 
 
 def _made(
@@ -163,6 +170,8 @@ def _usual_candidate(
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
     if shipped and interface:
         claims = replace(claims, features=claims.features - interface.lacks, fit=shipped.fitting[0])
+    if isinstance(whole := getattr(function, "function", function), OneInput):
+        claims = whole.claimed(claims)
     check, kind, plain = _suited_in_size(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
     check, limits = with_size_limits(check)
@@ -176,7 +185,9 @@ def _usual_candidate(
         check, seen = empty_rows_of_each_kind(check)
         ignored = [*ignored, *seen]
     elif options.spelled.get("bool_mask") in UNPUBLISHED and not any("row" in key for key in settings):
-        check, ignored = empty_rows_as_seen(check, MASKED if Feature.BOOL_MASK in check.claims else ADDED, ignored)
+        kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, ADDED), (Feature.KEY_PADDING, EMPTY))
+        masked = next((case for feature, case in kinds if feature in check.claims), ADDED)
+        check, ignored = empty_rows_as_seen(check, masked, ignored)
     check, always = with_premises(check, premises)
     if not any("row" in key for key in settings):
         check, seen = empty_rows_of_window(check)

@@ -30,8 +30,9 @@ from attention_conformance.implementations.discovery.query_key_norms import (
     as_called,
     query_key_norms,
 )
-from attention_conformance.implementations.discovery.readings import read, roles_of, slots
+from attention_conformance.implementations.discovery.readings import read
 from attention_conformance.implementations.discovery.signatures import ADAPTER
+from attention_conformance.implementations.discovery.slots import roles_of, slots
 from attention_conformance.implementations.discovery.template import Variant
 from attention_conformance.spec.conventions import Polarity
 

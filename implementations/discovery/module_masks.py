@@ -300,6 +300,9 @@ def empty_rows_as_seen(
     if isinstance(fitted, Unsupported):
         return check, notes
     answer = _empty_row(check, fitted)
+    if answer is None and _sees_all_again(check, fitted):
+        with_keys = replace(check.claims, fit=partial(fit_rows_with_keys, check.claims.fit))
+        return replace(check, claims=with_keys), [*notes, "a row without keys gets what it gets without the mask"]
     if answer is None:
         return check, notes
     where = kinds if masked.padding is Padding.NONE else ("padding",)
@@ -346,6 +349,23 @@ def empty_rows_of_window(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     conventions = check.claims.conventions.claiming({"empty-row-causal": str(answer)})
     check = replace(check, claims=replace(check.claims, conventions=conventions))
     return check, [f"a query without keys in its window gets {answer}"]
+
+
+def fit_rows_with_keys(fit: Fit, case: Case) -> Case | Unsupported:
+    """The fit of one that adds a number to hidden scores, which changes nothing where all of a row are hidden."""
+    by_flag = case.causal and (case.pattern is Pattern.LAST_KEY or case.padding in (Padding.LEFT, Padding.HOLES))
+    empty = case.mask is not MaskKind.NONE and case.pattern in (Pattern.EMPTY_ROW, Pattern.EMPTY_IN_ONE)
+    emptied = by_flag or empty or case.padding is Padding.EMPTY_SAMPLE
+    return Unsupported("a row without keys is answered as without the mask") if emptied else fit(case)
+
+
+def _sees_all_again(check: ClaimCheck, fitted: Case) -> bool:
+    """Whether a row without keys gets what it gets without a mask; in float64, where the added number is lost."""
+    problem = build(fitted, "float64").forward_only()
+    without = problem.but(attn_mask=None, key_padding_mask=None)
+    got, whole = (rows(replace(check, dtype="float64"), each) for each in (problem, without))
+    at = np.s_[-1, ..., 0, :] if fitted.padding is Padding.EMPTY_SAMPLE else np.s_[..., 1, :]
+    return got is not None and whole is not None and near(got[at], whole[at], "float64")
 
 
 def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | None:

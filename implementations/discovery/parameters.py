@@ -136,11 +136,15 @@ def patterns(path: str) -> Iterator[tuple[str, int | None]]:
             yield ".".join([*parts[:at], "*", *parts[at + 1 :]]), int(part)
 
 
+OPEN = 64.0
+"""The sigmoid of this number is 1 in each dtype."""
+
+
 def filled(parameter: torch.Tensor, fill: str) -> torch.Tensor:
     """What it holds where it has no effect."""
     if fill == "identity" and parameter.ndim == 2:
         return torch.eye(*parameter.shape)
-    constant = {"zeros": 0.0, "ones": 1.0}.get(fill)
+    constant = {"zeros": 0.0, "ones": 1.0, "open": OPEN}.get(fill)
     return parameter.detach() if constant is None else torch.full_like(parameter, constant)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,51 +13,24 @@ import torch
 from torch import nn
 
 from attention_conformance.implementations.adapters.arranged import Arranged
-from attention_conformance.implementations.adapters.torch_module import Place
+from attention_conformance.implementations.adapters.torch_module import Packed, Place
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.parameters import filled, names_of, patterns, place_of
 from attention_conformance.implementations.discovery.probe import HALF
+from attention_conformance.implementations.discovery.slots import Slot, roles_of, slots
 from attention_conformance.implementations.discovery.template import Variant, output_of_variant, projected, variants
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Answer = Callable[[nn.Module, Inputs], torch.Tensor]
 """A module's output (B, L, E) for query, key and value."""
 
-WORDS = {
-    "q": {"q", "bq", "query", "queries", "wq", "toq", "toqueries", "toquery", "qs"},
-    "k": {"k", "bk", "key", "keys", "wk", "tok", "tokeys", "tokey", "ks"},
-    "v": {"v", "bv", "value", "values", "wv", "tov", "tovalues", "tovalue", "vs"},
-    "o": {
-        "o",
-        "wo",
-        "bo",
-        "out",
-        "output",
-        "proj",
-        "final",
-        "unify",
-        "unifyheads",
-        "merge",
-        "combine",
-        "concat",
-        "last",
-        "fc",
-        "dense",
-        "linear",
-    },
-}
-"""Words in paths of parameters, and what they state; those of the output count only where no other does."""
-PACKED = re.compile(r"(?:^|_|to|w)(qkv|kqv|qvk|vkq|vqk|kvq|kv|vk|qk)(?:$|_|s$)")
-"""Words for several projections in one, in their order."""
-W_0 = re.compile(r"(?:^|\.)w_?0(?:\.|$)", re.IGNORECASE)
-"""The output projection, with a number for the letter."""
 MOST, FEW = 400, 40
 """Readings of a module that are compared with its answer, and those of them that are compared with other variants."""
 PLAIN_VARIANTS, OTHER_VARIANTS = tuple(islice(variants(), 2)), tuple(islice(variants(), 2, None))
-BIASES = ("bq", "bk", "bv", "bo")
-"""Names of biases that are written in one word."""
-FILLS = ("initial", "zeros", "ones", "identity")
+FILLS = ("initial", "zeros", "ones", "identity", "open")
 """The values at which a parameter may be held that is no projection."""
+APART = ("identity", "open")
+"""Those of them that are of weights alone, or of biases alone."""
 
 
 @dataclass(frozen=True)
@@ -90,89 +62,12 @@ def _is_usual(path: str, place: Arranged) -> bool:
     return stated is not None and names == names_of(stated) and place.axes == axes
 
 
-@dataclass(frozen=True)
-class Slot:
-    """A parameter, or the same one of each head.
-
-    Attributes:
-        pattern: its path, with a star for the number of a head.
-        shape: of one of them.
-        owner: the pattern without the last part where that is weight or bias.
-        linear: whether it belongs to an nn.Linear.
-        is_bias: whether it is added.
-    """
-
-    pattern: str
-    shape: tuple[int, ...]
-    owner: str
-    linear: bool
-    is_bias: bool
-
-    @property
-    def per_head(self) -> bool:
-        """Whether there is one for each head."""
-        return "*" in self.pattern
-
-    @property
-    def words(self) -> list[str]:
-        """The words of its path, from the last on."""
-        spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.pattern).lower()
-        return [word for word in re.split(r"[._*\d]+", spaced) if word and word not in ("weight", "bias")][::-1]
-
-
-def slots(module: nn.Module, width: int, heads: int) -> list[Slot]:
-    """The parameters of a module with so many heads; two or more."""
-    shapes = {path: tuple(parameter.shape) for path, parameter in module.named_parameters()}
-    by_pattern: dict[str, list[str]] = {}
-    for path in shapes:
-        for pattern, head in patterns(path):
-            if head is not None:
-                by_pattern.setdefault(pattern, []).append(path)
-    starred = {
-        path: pattern
-        for pattern, paths in by_pattern.items()
-        if len(paths) == heads > 1
-        and len({shapes[path] for path in paths}) == 1
-        and _one_a_head(pattern, paths, shapes[paths[0]], width)
-        for path in paths
-    }
-    named = {starred.get(path, path): (shape, path) for path, shape in shapes.items()}
-    return [_slot(module, pattern, shape, path) for pattern, (shape, path) in named.items()]
-
-
-def _one_a_head(pattern: str, paths: Sequence[str], shape: tuple[int, ...], width: int) -> bool:
-    """Whether these are numbered from 0 on, and each is as narrow as one head."""
-    numbers = [head for path in paths for each, head in patterns(path) if each == pattern and head is not None]
-    return sorted(numbers) == list(range(len(paths))) and prod(shape) * len(paths) in (width * width, width)
-
-
-def _slot(module: nn.Module, pattern: str, shape: tuple[int, ...], path: str) -> Slot:
-    owner, _, part = path.rpartition(".")
-    plain = part in ("weight", "bias", "kernel", "w", "b")
-    is_bias = part in ("bias", "b") or part.endswith("_bias") or part.startswith("b_") or part.lower() in BIASES
-    linear = plain and isinstance(module.get_submodule(owner), nn.Linear)
-    shape = tuple(extent for extent in shape if extent != 1)  # a convolution of width 1 is a linear layer
-    return Slot(pattern, shape, pattern.rpartition(".")[0] if plain else pattern, linear, is_bias)
-
-
-def roles_of(slot: Slot) -> str:
-    """The roles of what it holds, by its words, in their order: q, kv, qkv, o, ...; nothing where they state none."""
-    path = slot.pattern.replace("*", "0")
-    if (place := place_of(path)) is not None:
-        names = (place,) if isinstance(place, str) else place.names
-        return "".join(name[2:] if name[1] == "_" and len(name) == 3 else "" for name in names)
-    for word in slot.words:
-        if packed := PACKED.search(word):
-            return packed.group(1)
-        if roles := [role for role in "qkv" if word in WORDS[role]]:
-            return roles[0]
-    output = W_0.search(slot.pattern) or any(word in WORDS["o"] for word in slot.words)
-    return "o" if output else ""
-
-
-def arrangements(slot: Slot, roles: str, width: int, heads: int, kv_heads: int = 0) -> Iterator[Arranged]:
+def arrangements(slot: Slot, roles: str, width: int, heads: int, kv_heads: int = 0) -> Iterator[Arranged | Packed]:
     """The axes in which it can hold the weights of these roles, the usual first; `kv_heads` 0 is one for each head."""
     head_width = width // heads
+    if kv_heads and {"q"} < {*roles}:
+        yield from _unequal(slot, roles, width, kv_heads * head_width)
+        return
     heads = kv_heads if kv_heads and {*roles} <= {*"kv"} else heads
     names = tuple(f"{'b' if slot.is_bias else 'w'}_{role}" for role in roles)
     extents = {"r": len(roles), "e": width, "h": heads, "d": head_width}
@@ -193,6 +88,13 @@ def arrangements(slot: Slot, roles: str, width: int, heads: int, kv_heads: int =
     ):
         if not (single and len(slot.shape) == 2 and not slot.per_head and axes != usual):
             yield Arranged(names, axes)
+
+
+def _unequal(slot: Slot, roles: str, width: int, of_keys: int) -> Iterator[Packed]:
+    """The rows of nn.Linear for these roles, one role after the other, of which key and value have fewer."""
+    rows = sum(of_keys if role in "kv" else width for role in roles)
+    if slot.shape == ((rows,) if slot.is_bias else (rows, width)) and not slot.per_head:
+        yield Packed(tuple(f"{'b' if slot.is_bias else 'w'}_{role}" for role in roles))
 
 
 def _groups(letters: str, count: int) -> Iterator[tuple[str, ...]]:
@@ -222,7 +124,7 @@ def readings(found: Sequence[Slot], width: int, heads: int, kv_heads: int = 0) -
 
 
 def _with_biases(
-    assigned: Mapping[Slot, str], weights: Mapping[Slot, Arranged], width: int, heads: int, kv_heads: int
+    assigned: Mapping[Slot, str], weights: Mapping[Slot, Arranged | Packed], width: int, heads: int, kv_heads: int
 ) -> Iterator[Reading]:
     """The biases lie as the weights of their owners do, or as they can."""
     places: dict[str, Place] = {slot.pattern: place for slot, place in weights.items()}
@@ -230,10 +132,10 @@ def _with_biases(
         if not roles or not slot.is_bias:
             continue
         owner = next((w for s, w in weights.items() if s.owner == slot.owner), None)
-        like = tuple("".join(c for c in group if c != "e") for group in owner.axes) if owner else ()
         possible = list(arrangements(slot, roles, width, heads, kv_heads))
-        order = "".join(like)
-        best = next((each for each in possible if "".join(each.axes) == order), possible[0] if possible else None)
+        order = "".join(owner.axes).replace("e", "") if isinstance(owner, Arranged) else ""
+        alike = (each for each in possible if isinstance(each, Arranged) and "".join(each.axes) == order)
+        best = next(alike, possible[0] if possible else None)
         if best is None:
             return
         places[slot.pattern] = replace(best, names=tuple(f"b_{n[2]}" for n in owner.names)) if owner else best
@@ -286,7 +188,7 @@ def read(module: nn.Module, answer: Answer, inputs: int, width: int, heads: int,
     """
     found = slots(module, width, heads)
     likeliest: Reading | None = None
-    for fill, held in _held(found, module):
+    for fill, held in _held(found, module, (width, heads)):
         rest = [slot for slot in found if slot.pattern not in held]
         possible = [each for each in islice(readings(rest, width, heads), MOST) if _complete(each, rest)]
         if not possible and heads > 1:
@@ -295,19 +197,33 @@ def read(module: nn.Module, answer: Answer, inputs: int, width: int, heads: int,
         if possible and not held:
             likeliest = possible[0]
         if possible and (
-            matched := _matched(module, answer, possible, inputs, (tokens, width, heads), dict.fromkeys(held, fill))
+            matched := _matched(module, answer, possible, inputs, (tokens, width, heads), _filling(found, held, fill))
         ):
             return matched
     return likeliest
 
 
-def _held(found: Sequence[Slot], module: nn.Module) -> Iterator[tuple[str, list[str]]]:
+def _held(found: Sequence[Slot], module: nn.Module, sizes: tuple[int, int]) -> Iterator[tuple[str, list[str]]]:
     """None held, and then those without a role, each at the same kind of value; initial ones only if not drawn."""
-    unknown = [slot.pattern for slot in found if not roles_of(slot)]
+    roles = {slot: roles_of(slot) for slot in found}
+    unfit = {slot.owner for slot in found if roles[slot] and not slot.is_bias and not _fits(slot, roles[slot], *sizes)}
+    unknown = [slot.pattern for slot in found if not roles[slot] or slot.owner in unfit]
     first = {pattern: parameter for path, parameter in module.named_parameters() for pattern, _ in patterns(path)}
     drawn = any(bool((first[pattern] != first[pattern].flatten()[0]).any()) for pattern in unknown)
     yield FILLS[0], []
     yield from ((fill, unknown) for fill in (FILLS[drawn:] if unknown else ()))
+
+
+def _filling(found: Sequence[Slot], held: Sequence[str], fill: str) -> dict[str, str]:
+    """The value of each that is held: with biases of 0 besides the identity, and weights of 0 before an open gate."""
+    biases = {slot.pattern for slot in found if slot.is_bias}
+    other = {path for path in held if (path in biases) is (fill == "identity")} if fill in APART else set()
+    return {path: "zeros" if path in other else fill for path in held}
+
+
+def _fits(slot: Slot, roles: str, width: int, heads: int) -> bool:
+    """Whether it has the shape of weights of these roles, for as many key heads as query heads or for one."""
+    return any(any(arrangements(slot, roles, width, heads, kv_heads)) for kv_heads in (0, 1))
 
 
 def _complete(reading: Reading, found: Sequence[Slot]) -> bool:
@@ -373,7 +289,13 @@ def _weights(
     of_keys = width if not reading.kv_heads else width // heads * reading.kv_heads
     for path, parameter in parameters.items():
         for pattern, head in patterns(path):
-            if isinstance(place := reading.places.get(pattern), Arranged):
+            place = reading.places.get(pattern)
+            if isinstance(place, Packed):
+                rows = [of_keys if name[2] in "kv" else width for name in place.names]
+                parts = (each.numpy() for each in parameter.split(rows))
+                found |= {name: part.T for name, part in zip(place.names, parts, strict=True)}
+                break
+            if isinstance(place, Arranged):
                 whole = replace(place, heads=heads, kv_heads=reading.kv_heads or heads, head=head)
                 mixed = {name: of_keys if name[2] in "kv" else width for name in whole.names}
                 like = {name: (width, mixed[name]) if name[0] == "w" else (mixed[name],) for name in whole.names}

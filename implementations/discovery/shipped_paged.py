@@ -6,10 +6,13 @@ from itertools import product
 from typing import Any
 
 from attention_conformance.implementations.adapters.paging import OPTIONS, PagedCall, in_pages, lengths_of_samples
-from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.adapters.quantising import OPTIONS as OPTIONS_OF_CODES
+from attention_conformance.implementations.adapters.quantising import as_codes, scales_of_heads
+from attention_conformance.implementations.api.contract import Fit, Unsupported
 from attention_conformance.implementations.discovery.shipped import Interface, Shipped, first
+from attention_conformance.implementations.discovery.shipped_quantised import SCALES, taken_codes
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import Feature
+from attention_conformance.spec.features import Feature, ScaledBy
 
 TABLES = ("block_table", "block_tables", "page_table")
 LENGTHS = ("context_lens", "seq_lens", "cache_seqlens", "kv_lens")
@@ -28,13 +31,30 @@ SCORED = {
 def of_samples(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
     """Queries (B, Lq, H, d), pools (pages, page_size, Hk, d), a table and lengths."""
     table, lengths = (shipped.own[name] for name in ("block_table", "valid_lens"))
+    kind, scales = options.get("codes"), _scales(shipped, query, key, options)
 
     def called(query: Any, key: Any, value: Any, pages: Any, counts: Any, **others: Any) -> Any:
-        given = {name: others[name] for name in others if name not in OPTIONS}
-        keywords = shipped.keywords(given) | {table: pages, lengths: counts}
-        return first(shipped.function(query, key, value, **keywords))[0]
+        given = {name: others[name] for name in others if name not in OPTIONS | OPTIONS_OF_CODES}
+        keywords = shipped.keywords(given) | {table: pages, lengths: counts} | scales
+        rows = (key, value) if kind is None else (as_codes(key, kind), as_codes(value, kind))
+        return first(shipped.function(query, *rows, **keywords))[0]
 
     return PagedCall(called)(query, key, value, **options)
+
+
+def _scales(shipped: Shipped, query: Any, key: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """By its own names: (1,) or (Hk,), and (B, Hk) where these end as FlashAttention's do."""
+    names = [shipped.own[name] for name in ("key_scale", "value_scale") if name in shipped.own]
+    if not names:
+        return {}
+    by_sample = names[0].endswith("descale")
+    return dict(zip(names, scales_of_heads(query, key, options, by_sample), strict=True))
+
+
+def codes_in_pages(shipped: Shipped) -> tuple[Fit, str]:
+    """By the codes that it answers, with a scale for all, and with one for each head."""
+    codes, note = taken_codes(shipped, of_samples, (ScaledBy.TENSOR, ScaledBy.HEAD))
+    return lambda case: codes(lengths_of_samples(case)), note
 
 
 def of_all_tokens(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
@@ -89,6 +109,19 @@ PAGED = (
         {"default-scale": "one"},
         fit=one_query,
         lacks=LACKS | {Feature.CAUSAL},
+    ),
+    *(
+        Interface(
+            "paged_attention over codes",
+            frozenset({"query", "key_cache", "value_cache", table, lengths, *scales}),
+            of_samples,
+            _names(table, lengths) | {"key_scale": scales[0], "value_scale": scales[1], "codes": scales[0]},
+            AT_THE_END,
+            lacks=LACKS,
+            spellings=SCORED,
+            seen_fit=codes_in_pages,
+        )
+        for table, lengths, scales in product(TABLES, LENGTHS, SCALES)
     ),
     *(
         Interface(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 from attention_conformance.implementations.adapters.quantising import DTYPES, OPTIONS, QuantisedCall, TakenCodes
-from attention_conformance.implementations.api.contract import Fit
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.shipped import Interface, Shipped, first
+from attention_conformance.implementations.discovery.shipped import Call, Interface, Shipped, first
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Codes, Feature, ScaledBy
 from attention_conformance.spec.inputs import build
@@ -38,23 +38,25 @@ def with_scales(shipped: Shipped, query: Any, key: Any, value: Any, options: dic
     return QuantisedCall(called)(query, key, value, **options)
 
 
-def taken_codes(shipped: Shipped) -> tuple[Fit, str]:
+def taken_codes(
+    shipped: Shipped, call: Call = with_scales, among: Sequence[ScaledBy] = tuple(ScaledBy)
+) -> tuple[TakenCodes, str]:
     """By the codes that it answers with one scale, and the extents of scales that it answers in the first of them."""
-    kinds = tuple(kind for kind in DTYPES if _answers(shipped, kind, ScaledBy.TENSOR))
-    extents = tuple(extent for extent in ScaledBy if kinds and _answers(shipped, kinds[0], extent))
+    kinds = tuple(kind for kind in DTYPES if _answers(shipped, call, kind, ScaledBy.TENSOR))
+    extents = tuple(extent for extent in among if kinds and _answers(shipped, call, kinds[0], extent))
     note = f"codes {', '.join(kinds) or 'of no kind'}, a scale for each {', '.join(extents) or 'thing refused'}"
     return TakenCodes(kinds, extents), note
 
 
-def _answers(shipped: Shipped, kind: Codes, extent: ScaledBy) -> bool:
+def _answers(shipped: Shipped, call: Call, kind: Codes, extent: ScaledBy) -> bool:
     """Whether a call gives an output of the right shape."""
     problem = build(SMALL.extended(codes=kind, scaled_by=extent), "float32")
     options = {"codes": kind, **{name: problem.extras[name] for name in ("key_scale", "value_scale")}}
-    outcomes = [safe_call(lambda: with_scales(shipped, problem.query, problem.key, problem.value, options))]
+    outcomes = [safe_call(lambda: call(shipped, problem.query, problem.key, problem.value, options))]
     if torch:
         of_tensors = {n: o if n == "codes" else torch.tensor(o) for n, o in options.items()}
         query, key, value = (torch.tensor(rows) for rows in (problem.query, problem.key, problem.value))
-        outcomes.append(safe_call(lambda: with_scales(shipped, query, key, value, of_tensors)))
+        outcomes.append(safe_call(lambda: call(shipped, query, key, value, of_tensors)))
     return any(getattr(each.value, "shape", ()) == problem.query.shape for each in outcomes)
 
 

@@ -28,7 +28,6 @@ from attention_conformance.implementations.discovery.constructors import HEADS, 
 from attention_conformance.implementations.discovery.held_arrays import METHODS
 from attention_conformance.implementations.discovery.loading import Target, TargetError
 from attention_conformance.implementations.discovery.parameters import names_of, place_of
-from attention_conformance.implementations.discovery.readings import roles_of, slots
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     is_variadic,
@@ -37,6 +36,7 @@ from attention_conformance.implementations.discovery.signatures import (
     role,
     signature_of,
 )
+from attention_conformance.implementations.discovery.slots import roles_of, slots
 from attention_conformance.implementations.discovery.vocabulary import INPUTS
 
 OPEN = "..."

@@ -40,6 +40,8 @@ EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 513)
 SQUARES = (15, 16, 17, 33, 64, 65, 128, 129, 257)
 LONG = (1061, 4097, 8193)
 """Sequences of which some rows are checked; all but the first one in the exhaustive tier."""
+MANY_KEYS = Case(score_std=4.0, seed=17).sized(batch=1, num_heads=1, query_length=131, key_length=2**17)
+"""Of its queries 64 are checked, in the exhaustive tier; the scores of all take 64 MiB in float32."""
 LARGE = (
     Sizes(batch=33, num_heads=2, query_length=2, key_length=3, d_k=2, d_v=2),
     Sizes(batch=1, num_heads=1, query_length=521, key_length=6, d_k=4, d_v=3),
@@ -141,6 +143,8 @@ def test_tile_edges(judge: Judge) -> None:
         judge.assert_conforms(case)
     lengths = LONG if judge.tier.long else LONG[: judge.dtype == judge.dtypes[0]]
     for case in judge.cases(*(square.sized(batch=1, num_heads=1, query_length=n, key_length=n) for n in lengths)):
+        _assert_sampled_rows(judge, case)
+    for case in judge.cases(*([MANY_KEYS] if judge.tier.long and Feature.CROSS in judge.claims else [])):
         _assert_sampled_rows(judge, case)
 
 

@@ -263,7 +263,7 @@ def require_deadline(argument: str, seconds: float) -> None:
 
 
 def require_device(argument: str, device: str) -> None:
-    """Checks that torch can compute on a device.
+    """Checks that torch can compute on a device, and that results come back from it.
 
     Raises:
         UsageError: it cannot; the message says why.
@@ -271,7 +271,7 @@ def require_device(argument: str, device: str) -> None:
     if device == "cpu":
         return
     try:
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"{argument} {device!r} is not available here: {reason}") from error

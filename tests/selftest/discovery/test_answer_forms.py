@@ -176,3 +176,32 @@ def test_an_array_that_every_call_needs_is_given_where_it_changes_nothing(make: 
     )
     assert Feature.ALIBI in made.claims
     assert_conforms(made)
+
+
+TOGETHER = {
+    "a list": (
+        "inputs",
+        "q, v, k = inputs",
+        "inputs come as query, value, key; it takes query, key and value in a list",
+    ),
+    "one array": (
+        "qkv",
+        "q, k, v = qkv.unbind(2)",
+        "(B, L, H, d); it takes query, key and value stacked",
+    ),
+}
+
+
+@pytest.mark.parametrize(("inputs", "first", "note"), TOGETHER.values(), ids=TOGETHER)
+def test_query_key_and_value_together_are_taken_as_the_answer_shows(
+    make: Make, inputs: str, first: str, note: str
+) -> None:
+    axes = (1, 2) if "qkv" in inputs else (1, 1)
+    turned = f"attend(*(x.transpose{axes} for x in (q, k, v)))[0].transpose{axes}"
+    made = make(f"def f({inputs}):\n    {first}\n    return {turned}")
+    assert note in made.about
+    assert_conforms(made)
+
+
+def test_what_takes_one_input_and_is_no_attention_is_refused(make: Make) -> None:
+    assert "it takes (x) by position" in refused(make, "def f(x): return x * 2")

@@ -102,6 +102,22 @@ FORMS: dict[str, dict[str, str]] = {
         + TURNED,
     },
     "letters in settings": {"sizes": "cfg", "init": "dim = cfg.D", "heads": "cfg.num_heads"},
+    "matrices that mix heads, called projections": {
+        "init": "self.proj_l = nn.Linear(heads, heads)",
+        "masked": "s = self.proj_l(s.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)",
+    },
+    "a gate": {
+        "init": "self.g = nn.Linear(dim, dim)",
+        "before": "given = x",
+        "after": "return self.out(x * self.g(given).sigmoid())",
+    },
+    "a convolution added to the values": {
+        "sizes": "dim, resolution, heads",
+        "init": "self.side = resolution; self.get_v = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)",
+        "before": "given = x.mT.unflatten(-1, (self.side, self.side))",
+        "after": "return self.out(x + self.get_v(given).flatten(2).mT)",
+    },
+    "a list": {"inputs": "inputs", "before": "x, y, z = inputs", "masked": "v = split(self.v(z), self.h)", "y": "y"},
     "a flag and groups": {"sizes": "dim, heads, query_groups, causal", "init": "assert query_groups and not causal"},
 }
 
@@ -151,7 +167,7 @@ def test_sines_and_cosines_in_turn_need_heads_of_even_width(make: Make) -> None:
     assert_conforms(made)
 
 
-@pytest.mark.parametrize("name", ["an image", "a square window", "a window"])
+@pytest.mark.parametrize("name", ["an image", "a square window", "a window", "a gate", "a list"])
 def test_a_right_one_conforms(make: Make, name: str) -> None:
     assert_conforms(make(text_of(FORMS[name])))
 

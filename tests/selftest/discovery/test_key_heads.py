@@ -25,6 +25,11 @@ class f(nn.Module):
 APART = "self.k_emb, self.v_emb = nn.Linear(d_model, self.d), nn.Linear(d_model, self.d)"
 USUAL = {"keys": APART, "split": "self.k_emb(x), self.v_emb(x)", "scale": "self.d ** -0.5"}
 IN_ONE = {**USUAL, "keys": "self.kv = nn.Linear(d_model, 2 * self.d)", "split": "self.kv(x).chunk(2, -1)"}
+FUSED = {
+    **USUAL,
+    "keys": "self.query_key_value = nn.Linear(d_model, d_model + 2 * self.d)",
+    "split": "x[..., -2 * self.d :].chunk(2, -1)",
+}
 FUNCTION = """
 def f(query, key, value, mask=None):
     s = torch.einsum('bhqd,bkd->bhqk', query, key) * {scale}
@@ -44,6 +49,11 @@ class f(nn.Module):
 RIGHT = {
     "a module": MODULE.format(**USUAL),
     "key and value in one": MODULE.format(**IN_ONE),
+    "query, key and value in one": MODULE.format(**FUSED)
+    .replace("self.q_emb, self.out = nn.Linear(d_model, d_model),", "self.out =")
+    .replace(
+        "q = split(self.q_emb(x), self.h)", "x = self.query_key_value(x); q = split(x[..., : -2 * self.d], self.h)"
+    ),
     "a function": FUNCTION.format(scale="query.shape[-1] ** -0.5"),
     "a number of groups": GROUPS,
 }

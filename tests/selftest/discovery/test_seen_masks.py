@@ -152,6 +152,9 @@ def test_a_mask_of_a_function_is_claimed_in_the_form_that_has_an_effect(
     masks = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.KEY_PADDING} & made.claims.features
     assert masks == ({feature} if feature else set())
     assert note in made.about
+    if note == "is one of keys":
+        assert "a row without keys gets what it gets without the mask" in made.about
+        assert_conforms(made)
 
 
 def test_masks_that_are_added_are_seen_among_scores_that_are_not_scaled(make: Make) -> None:

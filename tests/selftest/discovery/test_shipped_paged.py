@@ -63,6 +63,37 @@ def paged_attention(
     return PagedSteps()(q[:, None], keys, values, page_indices, lengths, **options)[:, 0]
 
 
+def codes_in_pages(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    cache_seqlens: Tensor,
+    k_descale: Tensor,
+    v_descale: Tensor,
+    causal: bool = False,
+) -> Tensor:
+    """A scale for each head of each sample."""
+    samples = []
+    for b in range(len(query)):
+        scales = (k_descale[b, :, None], v_descale[b, :, None])
+        key, value = (pool.to(query.dtype) * by for pool, by in zip((key_cache, value_cache), scales, strict=True))
+        samples.append(PagedSteps()(query[b : b + 1], key, value, block_table[b : b + 1], cache_seqlens[b:], causal))
+    return torch.cat(samples)
+
+
+def scales_of_values_for_keys(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    cache_seqlens: Tensor,
+    k_descale: Tensor,
+    v_descale: Tensor,
+) -> Tensor:
+    return codes_in_pages(query, key_cache, value_cache, block_table, cache_seqlens, v_descale, v_descale)
+
+
 def failing(implementation: Implementation, *clauses: str) -> set[str]:
     verdicts = run(implementation, clauses, ("float32",))
     assert any(verdict.checks for verdict in verdicts)
@@ -84,6 +115,15 @@ def test_a_right_one_conforms(function: Any, promised: set[Feature]) -> None:
     assert {f for f in promised if f not in made.claims} == set()
     assert "called as" in made.about
     assert not failing(made, "paged.*", "masks.valid-lens", "scores.dot-product", "causal.square")
+
+
+def test_codes_in_pages_have_scales_for_all_or_for_each_head() -> None:
+    made = wrapped("paged", codes_in_pages, {}, "cpu")
+    assert Feature.QUANTISED in made.claims
+    assert "a scale for each tensor, head" in made.about
+    assert not failing(made, "quantised.*", "paged.lengths", "paged.decode")
+    wrong = wrapped("paged", scales_of_values_for_keys, {}, "cpu")
+    assert failing(wrong, "quantised.head-scales", "paged.lengths") == {"quantised.head-scales"}
 
 
 def test_a_wrong_one_is_caught() -> None:

@@ -88,6 +88,7 @@ def test_defects_are_listed_a_line_each(sessions: Sessions) -> None:
         (("--tier", "quik"), "--tier 'quik' selects nothing; there are for example: quick"),
         (("--device", "cuda:99"), "--device 'cuda:99' "),
         (("--device", "gpu"), "--device 'gpu' "),
+        (("--device", "meta"), "--device 'meta' is not available here: Cannot copy out of meta tensor"),
         (("--convention", "empty-row=nan"), "--convention describes a candidate"),
         (("--candidate", "nowhere.py:f"), "nowhere.py"),
         ((*RIGHT, "--convention", "empty-row"), "is not of the form KEY=VALUE"),
