@@ -8,8 +8,7 @@ from attention_conformance.implementations.builtin.compositions import COMPOSITI
 from attention_conformance.implementations.builtin.flex import COMPILED, EAGER, missing
 from attention_conformance.implementations.builtin.inhouse import INHOUSE
 from attention_conformance.implementations.builtin.inhouse.cached import CACHED
-from attention_conformance.implementations.builtin.inhouse.latent import IN_NUMPY as LATENT_NUMPY
-from attention_conformance.implementations.builtin.inhouse.latent import IN_TORCH as LATENT_TORCH
+from attention_conformance.implementations.builtin.inhouse.latent import LATENT
 from attention_conformance.implementations.builtin.inhouse.paged import IN_NUMPY as PAGED_NUMPY
 from attention_conformance.implementations.builtin.inhouse.paged import IN_TORCH as PAGED_TORCH
 from attention_conformance.implementations.builtin.inhouse.positions import POSITIONS
@@ -30,7 +29,7 @@ from attention_conformance.implementations.builtin.sources.adapters import SOURC
 
 SERVED = tuple(
     replace(each, claims=replace(each.claims, dtypes=("float32", "bfloat16")))
-    for each in (PAGED_NUMPY, QUANTISED_NUMPY, LATENT_NUMPY)
+    for each in (PAGED_NUMPY, QUANTISED_NUMPY)
 )
 """Judged in two types by default, which keeps the page of a full run small; where they are tested, in all."""
 BUILTIN: tuple[Implementation, ...] = (
@@ -51,7 +50,7 @@ ON_REQUEST: tuple[Implementation, ...] = (
     *(() if no_pallas() else (of_pallas(),)),
 )
 """Costly ones, that take part where --implementation names them in full."""
-NAMED: tuple[Implementation, ...] = (*COMPOSITIONS, PAGED_TORCH, QUANTISED_TORCH, LATENT_TORCH)
+NAMED: tuple[Implementation, ...] = (*COMPOSITIONS, PAGED_TORCH, QUANTISED_TORCH, *LATENT)
 """Plain ones to compare with, that take part where --implementation names them in full."""
 ABSENT: Mapping[str, str] = {
     name: why

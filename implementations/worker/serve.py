@@ -289,7 +289,6 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
 def main() -> None:
     """Answers requests until there are no more."""
     streams = own_streams()
-    write_no_bytecode()
     import_from_here()
     compute_on_one_thread()
     die_with_parent()
@@ -335,6 +334,7 @@ def own_streams() -> tuple[BinaryIO, BinaryIO]:
 
 def import_from_here() -> None:
     """What is imported from now on is the candidate's: first from the current folder, as `python -m` does."""
+    write_no_bytecode()
     sys.path.insert(0, os.getcwd())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.builtin.catalogue import BUILTIN
+from attention_conformance.implementations.builtin.catalogue import BUILTIN, NAMED
 from attention_conformance.implementations.worker.memory import output_shape
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape
 from attention_conformance.spec.clauses import load
@@ -81,7 +81,7 @@ def clauses_of() -> dict[str, list[ClauseTest]]:
     """The clauses to run, by implementation: together they are all clauses."""
     assigned: dict[str, list[ClauseTest]] = {}
     left = {name for name, test in clause_tests().items() if DTYPE in test.dtypes}
-    for each in sorted(BUILTIN, key=lambda each: each.name not in FIRST):
+    for each in sorted((*BUILTIN, *NAMED), key=lambda each: each.name not in FIRST):
         own = {name for name in clause_tests() if not claimed(load()[name], each.claims)}
         run = own if each.name in FIRST else own & left
         assigned[each.name] = [test for name, test in clause_tests().items() if name in run and DTYPE in test.dtypes]
@@ -118,7 +118,7 @@ def test_no_clause_runs_a_case_that_the_claims_exclude(
     name: str, allowed: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spy = Spy(allowed)
-    candidate = spied(next(each for each in BUILTIN if each.name == name), spy)
+    candidate = spied(next(each for each in (*BUILTIN, *NAMED) if each.name == name), spy)
     spying = partial(observed_problem, Judge.problem, spy.excluded)
     monkeypatch.setattr(Judge, "problem", lambda judge, case: spying(judge, case))
     violations = {}
