@@ -58,6 +58,8 @@ class Door:
         received: what the worker has sent, and was not read as an answer yet.
         left: the processes that each process of the worker has left running.
         threads: the names of threads that processes of the worker have left running as they were closed.
+        allowed: for how many seconds its process may have computed by the end of what is waited for.
+        used: those for which it had, as this was looked at last.
         looked: when its shared memory was looked at last, which the system does not limit.
         mark: what all processes that stem from the worker have in their environment.
     """
@@ -79,6 +81,8 @@ class Door:
     process: Process | None = None
     output: Output | None = None
     memory: int | None = None
+    allowed: float = 0.0
+    used: float = 0.0
     looked: float = 0.0
     mark: str = field(default_factory=lambda: uuid4().hex)
 
@@ -239,6 +243,9 @@ class Door:
 
     @contextlib.contextmanager
     def _losses(self, seconds: float) -> Iterator[None]:
+        self.allowed = self.used = 0.0
+        if self.process is not None:
+            self.allowed = self.process.computed() + seconds
         try:
             yield
         except TimeoutError:
@@ -285,11 +292,19 @@ class Door:
         ready = select.poll()
         ready.register(stream.fileno(), event)
         while not ready.poll(1000 * max(0.0, min(end - time.monotonic(), LOOK))):
-            if time.monotonic() >= end:
-                raise TimeoutError
             if self.process.ended() is not None and not ready.poll(0):
                 raise EOFError
             self._look_at_memory()
+            if time.monotonic() >= end:
+                if not self._is_held_up():
+                    raise TimeoutError
+                end += LOOK
+
+    def _is_held_up(self) -> bool:
+        """Whether others take its time: it computes, and has not done so for as long as it may."""
+        assert self.process is not None
+        before, self.used = self.used, self.process.computed()
+        return before < self.used < self.allowed
 
     def _look_at_memory(self) -> None:
         assert self.process is not None

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from attention_conformance.implementations.worker import keeper
@@ -21,6 +22,9 @@ from attention_conformance.implementations.worker.limits import LOOK
 
 Ended = tuple[int, int]
 """Exit status, negative for a signal, and peak of resident bytes."""
+
+COMPUTED = slice(11, 13)
+"""Where /proc/PID/stat, after the name, has the time for which a process has computed, and that of its system calls."""
 
 
 class KeeperError(OSError):
@@ -89,6 +93,13 @@ class Process:
                 self.result, self.orphaned = (-signal.SIGKILL, 0), True
             self.told.channel.close()
         return self.result
+
+    def computed(self) -> float:
+        """Seconds for which it has computed; 0 where unknown."""
+        with contextlib.suppress(OSError, ValueError):
+            fields = Path(f"/proc/{self.number}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            return sum(map(int, fields[COMPUTED])) / os.sysconf("SC_CLK_TCK")
+        return 0.0
 
     def stop(self) -> None:
         """Suspends it."""
