@@ -254,6 +254,7 @@ MATRIX_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "pattern": {"metavar": "PATTERN", "nargs": "*", "help": "only these packages, such as 'onnx*'"},
     "--report": {"metavar": "DIR", "type": Path, "required": True, "help": "write the table and all reports there"},
     "--jobs": {"metavar": "N", "type": int, "default": 1, "help": "judge so many packages at once (default: 1)"},
+    "--scheduler": {"metavar": "ADDRESS", "default": "", "help": "judge them on the workers of this Dask scheduler"},
     "--tier": {"default": "quick", "help": "as for check (default: quick)"},
     "--clause": {"action": "append", "default": [], "metavar": "PATTERN", "help": "as for check"},
     "--dtype": {"action": "append", "default": [], "metavar": "NAME", "help": "as for check"},

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from attention_conformance.implementations.worker.elsewhere import module_command
 from attention_conformance.tests.cli.matrix_basis import Basis, basis, reasons
+from attention_conformance.tests.cli.matrix_executor import SchedulerError, end_with_parent, executor
 from attention_conformance.tests.cli.matrix_packages import Package, PackageError, environment, packages, versions
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.report.diff import compared, run_of
@@ -83,8 +83,14 @@ def matrix(given: Namespace) -> int:
     except ValueError as error:
         print(f"matrix: {error}", file=sys.stderr)
         return ExitStatus.UNUSABLE
+    given.report = given.report.resolve()
     given.report.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(given.jobs) as pool:
+    try:
+        pool = executor(given.jobs, given.scheduler)
+    except SchedulerError as error:
+        print(f"matrix: {error}", file=sys.stderr)
+        return ExitStatus.UNUSABLE
+    with pool:
         rows = [row for several in pool.map(partial(_judged, given=given), chosen) for row in several]
     print("\n".join(table(rows)))
     for line in _publish(rows, given.report, since):
@@ -152,7 +158,8 @@ def _row(package: Package, name: str, python: Path, given: Namespace) -> Row:
     options += [f"--dtype={each}" for each in given.dtype]
     options += [f"--convention={key}={value}" for key, value in package.conventions.items()]
     try:
-        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=LIMIT)
+        whole = [*command, *options]
+        done = subprocess.run(whole, capture_output=True, text=True, timeout=LIMIT, preexec_fn=end_with_parent)
     except subprocess.TimeoutExpired:
         return _not_judged(package, name, f"it took longer than {LIMIT:g} s")
     if done.returncode not in (ExitStatus.CONFORMS, ExitStatus.FAILS):

@@ -63,6 +63,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
         environments=tmp_path,
         constraint=None,
         since=None,
+        scheduler="",
     )
 
 
