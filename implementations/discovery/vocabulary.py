@@ -81,8 +81,9 @@ KWARGS_OF_FUNCTION = KWARGS_OF_FORWARD | {
     option: option
     for option, entry in OPTIONS.items()
     if (entry.features or option in PARTNERS.values())
-    and option not in ("bool_mask", "float_mask", "key_padding_mask", "valid_lens", "training")
+    and option not in ("bool_mask", "float_mask", "key_padding_mask", "valid_lens", "training", "w_uk")
 }
+"""The same for functions; who takes latents names them."""
 
 
 class MaskForm(StrEnum):

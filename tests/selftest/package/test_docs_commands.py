@@ -137,7 +137,8 @@ def options() -> Iterator[str]:
     """Those of the suite, of benchmarks and of the commands, as each of them prints them."""
     compare = "python -m attention_conformance.tests.benchmarks.compare"
     commands = (f"attention-conformance {name}" for name in ("audit", "check", "vectors", "matrix"))
-    for program in ("pytest tests/benchmarks", compare, *commands, "python -m docs.build"):
+    ranks = "python -m attention_conformance.implementations.worker.ranks"
+    for program in ("pytest tests/benchmarks", compare, ranks, *commands, "python -m docs.build"):
         done = run(f"{program} --help", ROOT)
         assert done.returncode == 0, done.stdout
         yield from re.findall(r"--[a-z][a-z-]+", done.stdout)
