@@ -86,12 +86,11 @@ def matrix(given: Namespace) -> int:
     given.report = given.report.resolve()
     given.report.mkdir(parents=True, exist_ok=True)
     try:
-        pool = executor(given.jobs, given.scheduler)
+        with executor(given.jobs, given.scheduler) as pool:
+            rows = [row for several in pool.map(partial(_judged, given=given), chosen) for row in several]
     except SchedulerError as error:
         print(f"matrix: {error}", file=sys.stderr)
         return ExitStatus.UNUSABLE
-    with pool:
-        rows = [row for several in pool.map(partial(_judged, given=given), chosen) for row in several]
     print("\n".join(table(rows)))
     for line in _publish(rows, given.report, since):
         print(line)

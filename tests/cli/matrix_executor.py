@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -19,8 +21,9 @@ class SchedulerError(ValueError):
     """No cluster can be used; the message is one line."""
 
 
-def executor(jobs: int, scheduler: str) -> Executor:
-    """What judges packages.
+@contextmanager
+def executor(jobs: int, scheduler: str) -> Iterator[Executor]:
+    """What judges packages, until the end of the block.
 
     Args:
         jobs: how many at once, in this process.
@@ -31,17 +34,22 @@ def executor(jobs: int, scheduler: str) -> Executor:
         SchedulerError: Dask is not installed, or no scheduler answers.
     """
     if not scheduler:
-        return ThreadPoolExecutor(jobs)
+        with ThreadPoolExecutor(jobs) as threads:
+            yield threads
+        return
+    with _client(scheduler) as client, client.get_executor(pure=False) as workers:
+        yield workers
+
+
+def _client(scheduler: str) -> Any:
     try:
         distributed: Any = import_module("distributed")
     except ImportError:
         raise SchedulerError(f"--scheduler needs Dask: {INSTALL}") from None
     try:
-        client = distributed.Client(scheduler)
+        return distributed.Client(scheduler)
     except (OSError, ValueError) as error:
         raise SchedulerError(f"no scheduler answers at {scheduler}: {error}") from None
-    pool: Executor = client.get_executor(pure=False)
-    return pool
 
 
 def end_with_parent() -> None:
