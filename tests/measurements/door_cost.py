@@ -24,7 +24,8 @@ from attention_conformance.implementations.builtin.stepwise.steps import OP_FEAT
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.features import Feature
 
-OTHERS = {Feature.DROPOUT, Feature.EVALUATION, Feature.CACHE, Feature.BIAS_KV}
+CALLS = {Feature.DROPOUT, Feature.EVALUATION, Feature.CACHE, Feature.BIAS_KV}
+OTHERS = CALLS | {Feature.PAGED, Feature.QUANTISED, Feature.LATENT}
 OPTIONS = {option.feature for option in CASE_OPTIONS} - OTHERS
 everything = Implementation("everything", Claims(Scope.OP, OP_FEATURES | OPTIONS), torch_op(Steps()))
 """

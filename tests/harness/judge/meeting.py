@@ -53,7 +53,7 @@ def assert_meeting(judge: Judge, case: Case, call: Call) -> None:
 
 def _problem(judge: Judge, case: Case, call: Call) -> Problem:
     problem = judge.problem(case)
-    if call.needs == "nothing" or Feature.GRADIENTS not in judge.claims:
+    if call.needs == "nothing" or Feature.GRADIENTS not in judge.claims or problem.cotangent is None:
         return problem.forward_only()
     if call.needs in problem.needs:
         problem = problem.but(needs=(call.needs,))
