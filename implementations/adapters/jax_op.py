@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.jax_programs import can_be_traced, evaluated, plainly
-from attention_conformance.implementations.adapters.native import Native, indirect
+from attention_conformance.implementations.adapters.jax_programs import can_be_traced, evaluated
 from attention_conformance.implementations.adapters.op_options import inputs_of, op_options, seeded
 from attention_conformance.implementations.adapters.results import output_of, result_of
 from attention_conformance.implementations.api.contract import Result
@@ -56,13 +55,6 @@ class JaxOp:
             answer, gradients = self._evaluated(backward, {name: given[name] for name in problem.needs})
             checked = {name: _checked(gradient) for name, gradient in gradients.items()}
             return result_of(answer, self.extras, _checked, gradients=checked)
-
-    def native(self, problem: Problem, device: str) -> Native:
-        """The same call, once its operations are compiled."""
-        made = indirect(self, problem, device)
-        with plainly():
-            made.call()
-        return made
 
     @cached_property
     def _evaluated(self) -> Callable[..., tuple[Any, Any]]:

@@ -74,6 +74,7 @@ def arrangements(slot: Slot, roles: str, width: int, heads: int, kv_heads: int =
     letters = "r" * (len(roles) > 1) + "e" * (not slot.is_bias or roles == "o") + "hd" * (names != ("b_o",))
     letters = letters.replace("h", "") if slot.per_head else letters
     usual = ("e", "hd") if roles == "o" else ("rhd", "e") if len(roles) > 1 else ("hd", "e")
+    usual = usual[::-1] if slot.inputs_first else usual
     found = [
         axes
         for order in permutations(letters)

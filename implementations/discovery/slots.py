@@ -67,6 +67,11 @@ class Slot:
         return "*" in self.pattern
 
     @property
+    def inputs_first(self) -> bool:
+        """Whether its first axis is that of inputs: by the names of layers of Flax, Haiku and Keras."""
+        return self.pattern.rpartition(".")[2] in ("kernel", "w")
+
+    @property
     def words(self) -> list[str]:
         """The words of its path, from the last on."""
         spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.pattern).lower()

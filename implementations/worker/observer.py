@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
@@ -151,7 +152,13 @@ class LocalObserver:
         return None
 
     def _native(self, problem: Problem, device: str) -> Callable[[], Callable[[], object]]:
-        return lambda: native(self.implementation, problem.fresh(), device).call
+        def ready() -> Callable[[], object]:
+            call = native(self.implementation, problem.fresh(), device).call
+            if "jax" in sys.modules:
+                call()  # which compiles
+            return call
+
+        return ready
 
 
 def _in_turn(first: Native, later: Native) -> Result | None:

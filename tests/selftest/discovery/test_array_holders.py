@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from attention_conformance.implementations.adapters.arranged import Arranged
 from attention_conformance.implementations.discovery.held_arrays import plain_class
 from attention_conformance.implementations.discovery.loading import TargetError, load_target
 from attention_conformance.implementations.discovery.promises import STATED
+from attention_conformance.implementations.discovery.readings import arrangements
+from attention_conformance.implementations.discovery.slots import Slot
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, write
 
@@ -198,3 +201,10 @@ def test_a_project_with_the_name_of_a_library_leaves_the_library(make: Make, tmp
 )
 def test_a_promise_to_refuse_widths_is_stated(text: str, stated: bool) -> None:
     assert bool(STATED.search(text)) is stated
+
+
+@pytest.mark.parametrize(("name", "axes"), [("q.kernel", ("e", "hd")), ("q.w", ("e", "hd")), ("q.weight", ("hd", "e"))])
+def test_names_tell_which_axis_of_a_square_is_that_of_inputs(name: str, axes: tuple[str, ...]) -> None:
+    place = next(arrangements(Slot(name, (6, 6), "q", linear=False, is_bias=False), "q", 6, 2))
+    assert isinstance(place, Arranged)
+    assert place.axes == axes
