@@ -88,7 +88,7 @@ profile-suite: $(READY)
 peers: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.peers
 
-# The chapters that every attention has, in float32 and the quick tier: a part of the matrix, small enough for a daily job.
+# The chapters that every attention has, in float32 and the quick tier: a part of the matrix.
 # PATTERN="keras* onnx*" are some of the packages, CHAPTERS="scores.* shapes.*" others of the clauses.
 PATTERN  ?=
 CHAPTERS ?= scores.* softmax.* values.* heads.* masks.* causal.* grouped.*

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.jax_programs import can_be_traced, evaluated
+from attention_conformance.implementations.adapters.jax_programs import Evaluation, evaluation
 from attention_conformance.implementations.adapters.op_options import inputs_of, op_options, seeded
 from attention_conformance.implementations.adapters.results import output_of, result_of
 from attention_conformance.implementations.api.contract import Result
@@ -57,12 +57,8 @@ class JaxOp:
             return result_of(answer, self.extras, _checked, gradients=checked)
 
     @cached_property
-    def _evaluated(self) -> Callable[..., tuple[Any, Any]]:
-        return evaluated if can_be_traced(self.function) else _called
-
-
-def _called(function: Callable[..., tuple[Any, Any]], leaves: Mapping[str, Any]) -> tuple[Any, Any]:
-    return function(leaves)
+    def _evaluated(self) -> Evaluation:
+        return evaluation(self.function)
 
 
 jax_op = JaxOp

@@ -23,8 +23,9 @@ CHANGEABLE = (MutableMapping, MutableSequence, MutableSet)
 KEPT = 64
 """Compiled programs that are kept; each takes megabytes."""
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""Options of XLA that make it compile ten times as fast: most cases run once."""
+"""Options of XLA: what runs a few times takes longer to compile than to run."""
 Tree = Any
+Evaluation = Callable[[Callable[[Tree], Tree], Tree], Tree]
 _PLAINLY: ContextVar[bool] = ContextVar("plainly", default=False)
 
 
@@ -61,6 +62,16 @@ def evaluated(function: Callable[[Tree], Tree], arrays: Tree) -> Tree:
         return function(arrays)
     leaves = _program(Traced(str(closed.jaxpr), closed.jaxpr))(closed.consts, *jax.tree.leaves(arrays))
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+
+def called(function: Callable[[Tree], Tree], arrays: Tree) -> Tree:
+    """The same by a plain call."""
+    return function(arrays)
+
+
+def evaluation(function: object) -> Evaluation:
+    """How calls of a function or class are computed: as programs, unless it could keep what a trace puts into it."""
+    return evaluated if can_be_traced(function) else called
 
 
 @contextmanager
@@ -101,13 +112,15 @@ class Compiled:
 def _program(traced: Traced) -> Callable[..., list[Any]]:
     import jax
 
-    program: Callable[..., list[Any]] = jax.jit(partial(jax.core.eval_jaxpr, traced.jaxpr), compiler_options=_options())
+    program: Callable[..., list[Any]] = jax.jit(
+        partial(jax.core.eval_jaxpr, traced.jaxpr), compiler_options=quick_options()
+    )
     return program
 
 
 @cache
-def _options() -> dict[str, Any]:
-    """The options that this version of XLA knows."""
+def quick_options() -> dict[str, Any]:
+    """Options with which XLA compiles for the CPU quickly, of those that this version knows."""
     import jax
 
     def known(name: str) -> bool:

@@ -38,8 +38,8 @@ class Latents:
 def as_latents(query: Any, key: Any, value: Any, options: dict[str, Any]) -> Latents:
     """Of query (B, H, Lq, d_k) and rows (B, 1, Lk, r + d_rope), which key and value are where there are matrices.
 
-    Where there are none, each head of each sample is a sample with one head. Its latent is the key beside the value, of
-    which the matrices choose one, and there is no rotary part.
+    Where there are none, each head of each sample is a sample with one head. Its latent is the key followed by the
+    value, of which the matrices choose one, and there is no rotary part.
 
     Raises:
         ValueError: query, key and value do not fit together.

@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from attention_conformance.implementations.adapters.jax_programs import quick_options
+
 TILE = 16
 """Queries and keys of a tile."""
 LEAST = 16
 """The smallest width of a tile that a matrix unit takes."""
 INFINITY = float("inf")
 INTERPRETED = jax.default_backend() == "cpu"
-HASTY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-"""What is interpreted is compiled anew for each shape and run a few times: compiling takes longer than running."""
-compiled = partial(jax.jit, compiler_options=HASTY if INTERPRETED else None)
+compiled = partial(jax.jit, compiler_options=quick_options())
 
 
 def product(left: Any, right: Any, axes: tuple[int, int]) -> Any:

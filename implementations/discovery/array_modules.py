@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from attention_conformance.implementations.adapters.jax_programs import can_be_traced, evaluated
+from attention_conformance.implementations.adapters.jax_programs import evaluated, evaluation
 from attention_conformance.implementations.discovery.constructor_names import Size, size_of
 from attention_conformance.implementations.discovery.held_arrays import is_random, is_weight, random_key
 from attention_conformance.implementations.discovery.mirrors import Held, mirror_class
@@ -157,7 +157,7 @@ def _linen(kind: type) -> type[nn.Module]:
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             return module.apply(joined(arrays), *inputs, **{**fixed, **options})
 
-        return Held(arrays, answer, "jax", can_be_traced(kind))
+        return Held(arrays, answer, "jax", evaluation(kind))
 
     return cast("type[nn.Module]", mirror_class(kind, _once(made), _with_width(parameters), called))
 
@@ -178,7 +178,7 @@ def _haiku(kind: type) -> type[nn.Module]:
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             return pure.apply(joined(arrays), random_key(), *inputs, **options)
 
-        return Held(arrays, answer, "jax", can_be_traced(kind))
+        return Held(arrays, answer, "jax", evaluation(kind))
 
     return cast("type[nn.Module]", mirror_class(kind, _once(made), _with_width(parameters), called))
 
@@ -194,7 +194,7 @@ def _equinox(kind: type) -> type[nn.Module]:
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             return joined(arrays)(*inputs, **options)
 
-        return Held(arrays, answer, "jax", can_be_traced(kind))
+        return Held(arrays, answer, "jax", evaluation(kind))
 
     return cast("type[nn.Module]", mirror_class(kind, _once(made), inspect.Signature(parameters), called))
 
@@ -214,7 +214,7 @@ def _nnx(kind: type) -> type[nn.Module]:
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             return nnx.merge(graph, joined(arrays), rest)(*inputs, **{**fixed, **options})
 
-        return Held(arrays, answer, "jax", can_be_traced(kind))
+        return Held(arrays, answer, "jax", evaluation(kind))
 
     return cast("type[nn.Module]", mirror_class(kind, _once(made), inspect.Signature(parameters), called))
 

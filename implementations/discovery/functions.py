@@ -302,6 +302,7 @@ def _suited_in(
     if array_answers >= max(1, tensor_answers + (not no_gradients(tensors))):
         return arrays, NUMPY, of_arrays[0]
     if not tensor_answers and "jax" in sys.modules:
+        # What observes a call stands outside of the program, and sees the answer and no trace.
         traced = replace(function, function=Compiled(function.function)) if can_be_traced(function) else function
         jax = JAX.check(traced, claims, device, dtype)
         if _in_kind([plain := jax.run(PLAIN)], JAX):

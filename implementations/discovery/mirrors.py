@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from attention_conformance.implementations.adapters.jax_op import is_jax
-from attention_conformance.implementations.adapters.jax_programs import evaluated
+from attention_conformance.implementations.adapters.jax_programs import Evaluation, called
 from attention_conformance.implementations.adapters.tensors import to_array, to_tensor
 
 Answer = Callable[[Mapping[str, Any], Sequence[Any], Mapping[str, Any]], Any]
@@ -27,13 +27,13 @@ class Held:
         arrays: its weights and biases, by path.
         answer: what it answers with other arrays in their places, to inputs by position and options by name.
         framework: "numpy", "jax" or "torch": what it computes with.
-        traced: whether JAX may trace the answer, see `can_be_traced`.
+        evaluate: how an answer of JAX is computed.
     """
 
     arrays: Mapping[str, Any]
     answer: Answer
     framework: str
-    traced: bool = False
+    evaluate: Evaluation = called
 
 
 class Mirror(nn.Module):
@@ -128,7 +128,7 @@ def _of_jax(held: Held, parameters: Mapping[str, Any], inputs: Sequence[Any], op
         count = len(paths)
         return held.answer(dict(zip(paths, arrays[:count], strict=True)), arrays[count:], given)
 
-    evaluate = partial(_in_float64, evaluated if held.traced else _called)
+    evaluate = partial(_in_float64, held.evaluate)
     if torch.is_grad_enabled() and any(each.requires_grad for each in floats):
         call: Any = _JaxCall
         flat = call.apply(run, evaluate, *floats)
@@ -136,11 +136,7 @@ def _of_jax(held: Held, parameters: Mapping[str, Any], inputs: Sequence[Any], op
     return _in_tensors(evaluate(run, floats))
 
 
-def _called(function: Callable[[Any], Any], arrays: Any) -> Any:
-    return function(arrays)
-
-
-def _in_float64(evaluate: Callable[..., Any], function: Callable[[Any], Any], tensors: Sequence[torch.Tensor]) -> Any:
+def _in_float64(evaluate: Evaluation, function: Callable[[Any], Any], tensors: Sequence[torch.Tensor]) -> Any:
     import jax
 
     with jax.enable_x64(True):

@@ -24,6 +24,7 @@ from attention_conformance.implementations.worker.limits import (
     DEATHS,
     ENDED,
     ENDING,
+    HELD_UP,
     LOOK,
     PIECE,
     SLOWEST,
@@ -304,7 +305,7 @@ class Door:
         """Whether others take its time: it computes, and has not done so for as long as it may."""
         assert self.process is not None
         before, self.used = self.used, self.process.computed()
-        return before < self.used < self.allowed
+        return self.used - before >= HELD_UP * LOOK and self.used < self.allowed
 
     def _look_at_memory(self) -> None:
         assert self.process is not None

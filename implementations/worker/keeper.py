@@ -1,4 +1,4 @@
-"""The keeper: the parent of one worker alone, which tells the judge how that has ended, and ends with the judge.
+"""The keeper: the parent of one worker alone, which reports to the judge how that has ended, and ends with the judge.
 
 A candidate that ends its parent ends nothing of others. As a program it starts a command; it imports nothing of the
 suite, and so starts soon.
@@ -15,15 +15,15 @@ import threading
 
 
 def keep(channel: socket.socket, number: int) -> None:
-    """Tells the judge its own number and that of the worker, and exit status and peak of bytes in the end."""
-    _tell(channel, [os.getpid(), number])
+    """Reports to the judge its own number and that of the worker, and exit status and peak of bytes in the end."""
+    _report(channel, [os.getpid(), number])
     threading.Thread(target=_end_with_judge, args=(channel,), daemon=True).start()
     _, status, usage = os.wait4(number, 0)
-    _tell(channel, [os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024])
+    _report(channel, [os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024])
     os._exit(0)
 
 
-def _tell(channel: socket.socket, given: object) -> None:
+def _report(channel: socket.socket, given: object) -> None:
     channel.sendall(json.dumps(given).encode() + b"\n")
 
 
@@ -39,7 +39,7 @@ def main(channel: socket.socket, variable: str, command: list[str]) -> None:
     try:
         child = subprocess.Popen(command, start_new_session=True, env={**os.environ, name: value})
     except OSError as error:
-        _tell(channel, error.strerror)
+        _report(channel, error.strerror)
         return
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):

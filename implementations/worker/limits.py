@@ -10,6 +10,8 @@ LATEST = 86_400.0
 """Seconds that the user may give it at most."""
 LOOK = 1.0
 """Seconds between two looks at a process that sends nothing: where it has ended, another may hold its streams."""
+HELD_UP = 0.05
+"""The share of a processor that others leave at least to a process that they hold up: one that polls takes less."""
 ENDED = 5.0
 """Seconds within which a process whose streams are closed has ended."""
 ENDING = 2.0

@@ -25,7 +25,7 @@ from uuid import uuid4
 from attention_conformance.implementations.worker.elsewhere import module_command
 from attention_conformance.implementations.worker.keeper import keep
 from attention_conformance.implementations.worker.leftovers import MARK
-from attention_conformance.implementations.worker.process import Process, Told, kept
+from attention_conformance.implementations.worker.process import Process, Reports, kept
 
 MODULE = "attention_conformance.implementations.worker.nursery"
 LONGEST = 2**17
@@ -66,7 +66,7 @@ class Nursery:
                 finally:
                     for end in theirs[:-1]:
                         os.close(end)
-            process = kept(Told(own, self.number), streams)
+            process = kept(Reports(own, self.number), streams)
             unused.pop_all()
         return process
 
@@ -144,12 +144,12 @@ def main(channel: socket.socket) -> None:
 
 def _fork_worker(files: list[int]) -> None:
     """Forks a worker, in which this returns, from the keeper that this process becomes."""
-    told = socket.socket(fileno=files.pop())
+    judge = socket.socket(fileno=files.pop())
     if number := os.fork():
         for each in files:
             os.close(each)
-        keep(told, number)
-    told.close()
+        keep(judge, number)
+    judge.close()
 
 
 def _with_imports() -> ModuleType:

@@ -141,8 +141,15 @@ class LocalObserver:
             return answer(run, problem.fresh(), device)
 
     def peak(self, problem: Problem, device: str, results: int) -> int | None:
-        call = self._native(problem, device)
-        return restored(lambda: memory.peak(call(), device, results).of_device)
+        made = self._native(problem, device)
+
+        def measured() -> int | None:
+            call = made()
+            if "jax" in sys.modules:
+                call()  # which compiles for this shape
+            return memory.peak(call, device, results).of_device
+
+        return restored(measured)
 
     def left_behind(self, problem: Problem, device: str, times: int, suspicious: int) -> int | None:
         call = self._native(problem, device)
@@ -152,13 +159,7 @@ class LocalObserver:
         return None
 
     def _native(self, problem: Problem, device: str) -> Callable[[], Callable[[], object]]:
-        def ready() -> Callable[[], object]:
-            call = native(self.implementation, problem.fresh(), device).call
-            if "jax" in sys.modules:
-                call()  # which compiles
-            return call
-
-        return ready
+        return lambda: native(self.implementation, problem.fresh(), device).call
 
 
 def _in_turn(first: Native, later: Native) -> Result | None:

@@ -1,4 +1,4 @@
-"""The process of a worker, and what its keeper tells of it."""
+"""The process of a worker, and what its keeper reports of it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class KeeperError(OSError):
 
 
 @dataclass
-class Told:
-    """What a keeper tells, line by line; `keeper` is the process that may have to be continued for that."""
+class Reports:
+    """Those of a keeper, line by line; `keeper` is the process that may have to be continued for that."""
 
     channel: socket.socket
     keeper: int
@@ -68,7 +68,7 @@ class Process:
 
     Attributes:
         number: its process id, and that of its session.
-        told: what its keeper tells: how it has ended.
+        reports: of its keeper: how it has ended.
         result: how it has ended, once it has; where its keeper was ended, it was killed by that.
         orphaned: whether it has ended because its keeper did.
     """
@@ -77,7 +77,7 @@ class Process:
     stdin: IO[bytes]
     stdout: IO[bytes]
     stderr: IO[bytes]
-    told: Told
+    reports: Reports
     result: Ended | None = None
     orphaned: bool = False
 
@@ -85,13 +85,13 @@ class Process:
         """How it has ended, waited for so long; None: it is running."""
         if self.result is None:
             try:
-                if (line := self.told.line(seconds)) is None:
+                if (line := self.reports.line(seconds)) is None:
                     return None
                 code, peak = line
                 self.result = code, peak
             except KeeperError:
                 self.result, self.orphaned = (-signal.SIGKILL, 0), True
-            self.told.channel.close()
+            self.reports.channel.close()
         return self.result
 
     def computed(self) -> float:
@@ -123,17 +123,17 @@ def how_ended(code: int) -> str:
     return f"died of signal {-code}"
 
 
-def kept(told: Told, streams: tuple[IO[bytes], IO[bytes], IO[bytes]]) -> Process:
-    """The process whose keeper begins to tell of it.
+def kept(reports: Reports, streams: tuple[IO[bytes], IO[bytes], IO[bytes]]) -> Process:
+    """The process whose keeper begins to report of it.
 
     Raises:
         KeeperError: it has ended before it did so.
         OSError: the process could not be started.
     """
-    if isinstance(first := told.line(float("inf")), str):
+    if isinstance(first := reports.line(float("inf")), str):
         raise OSError(0, first)
-    told.keeper, number = first
-    return Process(number, *streams, told)
+    reports.keeper, number = first
+    return Process(number, *streams, reports)
 
 
 def started(command: Sequence[str], environment: Mapping[str, str], mark: str) -> Process:
@@ -163,6 +163,6 @@ def started(command: Sequence[str], environment: Mapping[str, str], mark: str) -
     with contextlib.ExitStack() as unused:
         for each in (own, *streams):
             unused.enter_context(each)
-        process = kept(Told(own, child.pid), streams)
+        process = kept(Reports(own, child.pid), streams)
         unused.pop_all()
     return process

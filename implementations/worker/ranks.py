@@ -38,7 +38,10 @@ from attention_conformance.implementations.worker.wire import LENGTH, Message, d
 
 MODULE = "attention_conformance.implementations.worker.ranks"
 IN_STEP = ("fit", "construct", "seed", "overwritten", "threads")
-"""The further requests that are answered: those in which each process makes the same calls, in the same order."""
+"""The requests that are answered besides those of each worker.
+
+In each of them, every process makes the same calls in the same order.
+"""
 LINE = 300
 """Bytes that are kept of what another process raised."""
 NOTICED = 2.0
@@ -108,13 +111,13 @@ class RankedWorker:
         return self._together(request)
 
     def follow(self) -> None:
-        """Answers what rank 0 is asked, until its input ends."""
+        """Answers what rank 0 receives, until its input ends."""
         while data := self.ranks.shared(b""):
             self._together(decode(data[LENGTH:]))
 
     def _together(self, request: Message) -> Message:
-        asked = request.fields["request"]
-        if asked == "hello" and self.target:
+        kind_of_request = request.fields["request"]
+        if kind_of_request == "hello" and self.target:
             request = Message({**request.fields, "target": self.target}, request.arrays)
         answer = self.own.answered(self.worker.answer, request)
         refused = str(answer.fields.get("error") or answer.fields.get("unusable") or "")
@@ -123,9 +126,9 @@ class RankedWorker:
         others = [(rank, line) for rank, line in enumerate(self.ranks.lines(refused)) if line]
         if others and not refused:
             rank, line = others[0]
-            kind = "unusable" if asked == "hello" else "error"
+            kind = "unusable" if kind_of_request == "hello" else "error"
             return Message({kind: f"process {rank} of {self.ranks.count} {line}", "exception": ""})
-        if asked == "hello" and not refused:
+        if kind_of_request == "hello" and not refused:
             kept = [each for each in answer.fields["requests"] if each in IN_STEP]
             return Message({**answer.fields, "requests": kept}, answer.arrays)
         return answer

@@ -121,7 +121,7 @@ def test_emptied_no_future(judge: Judge) -> None:
         if not compare("output", past(output), means.only(past), judge.dtype).message:
             judge.assert_that(case, True, "every emptied row is the mean of all values")
             continue
-        own = Expected(output.astype(np.float64), 2.0 * means.bound)
+        own = Expected(output.astype(np.float64), 2.0 * means.bound)  # of two answers, each off by its roundings
         problem = changed(problem, query=_other_last, key=_other_last, value=_other_last)
         judge.assert_answers(case, problem, own, "the last token was changed, which the flag hides", of=past)
 

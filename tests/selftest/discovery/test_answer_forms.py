@@ -197,8 +197,8 @@ def test_query_key_and_value_together_are_taken_as_the_answer_shows(
     make: Make, inputs: str, first: str, note: str
 ) -> None:
     axes = (1, 2) if "qkv" in inputs else (1, 1)
-    turned = f"attend(*(x.transpose{axes} for x in (q, k, v)))[0].transpose{axes}"
-    made = make(f"def f({inputs}):\n    {first}\n    return {turned}")
+    transposed = f"attend(*(x.transpose{axes} for x in (q, k, v)))[0].transpose{axes}"
+    made = make(f"def f({inputs}):\n    {first}\n    return {transposed}")
     assert note in made.about
     assert_conforms(made)
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.worker import door
 from attention_conformance.implementations.worker.limits import DEATHS, KEPT, LONGEST
+from attention_conformance.implementations.worker.process import Process
 from attention_conformance.implementations.worker.remote import Remote, isolated_candidate, printed_by
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.tests.harness.run.runner import run
@@ -58,6 +62,7 @@ LATE = {
     ),
     "a lock": "lock = threading.Lock(); lock.acquire()\n    if judged(): lock.acquire()",
     "sleep": "if judged(): time.sleep(1000)",
+    "polling": "while judged(): time.sleep(0.002)",
 }
 RAISING = {
     "KeyboardInterrupt": ("if judged(): raise KeyboardInterrupt", "raised KeyboardInterrupt"),
@@ -128,6 +133,23 @@ def test_what_is_never_imported_is_waited_for_once(tmp_path: Path, monkeypatch: 
     assert first.failure.kind is FailureKind.TIMED_OUT
     assert second.status is Status.NOT_FINISHED
     assert second.reason == "as it started, its process gave no answer within 0.5 s"
+
+
+@pytest.mark.parametrize(
+    ("computed", "seconds"),
+    [
+        pytest.param([1.5, 2.5, 3.5], 2, id="alone: until it has computed for as long as it may"),
+        pytest.param([0.5, 1.0, 1.5, 2.0, 2.5, 3.0], 5, id="beside others: the same"),
+        pytest.param([0.5, 0.5], 1, id="until it computes no more"),
+        pytest.param([0.5, 0.51], 1, id="until it only polls"),
+        pytest.param([0.0], 0, id="never, where it does not compute"),
+    ],
+)
+def test_how_long_a_process_counts_as_held_up_by_others(computed: list[float], seconds: int) -> None:
+    looks = iter(computed)
+    process = SimpleNamespace(computed=lambda: next(looks))
+    held = door.Door({}, [], process=cast(Process, process), allowed=3.0)
+    assert len(list(takewhile(bool, (held._is_held_up() for _ in computed)))) == seconds
 
 
 @pytest.mark.parametrize("body", LATE.values(), ids=LATE)
