@@ -36,6 +36,7 @@ class Neutral(StrEnum):
     OF_KEYS_SEEN = "a mask of True (B, Lk)"
     OF_KEYS_NOT_HIDDEN = "a mask of False (B, Lk)"
     ADDED = "zeros (B, 1, Lq, Lk)"
+    LENGTHS = "the number of keys (B,)"
 
     def given(self, x: torch.Tensor, key: torch.Tensor, heads: int) -> Any:
         """It for the inputs of query and key, (B, L, width)."""
@@ -72,6 +73,8 @@ class Neutral(StrEnum):
                 return ones if self is Neutral.ONES else ones[:, ::2]
             case Neutral.ZEROS | Neutral.HALF_ZEROS:
                 return zeros if self is Neutral.ZEROS else zeros[:, ::2]
+            case Neutral.LENGTHS:
+                return torch.full((batch,), keys, device=x.device)
             case Neutral.ADDED:
                 return x.new_zeros(batch, 1, length, keys)
             case _:
@@ -108,6 +111,8 @@ def neutrals(name: str) -> tuple[Neutral, ...]:
         return Neutral.ZEROS, Neutral.HALF_ZEROS
     if words & TABLE_WORDS:
         return (*TABLES, Neutral.NONE)
+    if words & {"lens", "lengths"}:
+        return Neutral.LENGTHS, Neutral.NONE
     return (Neutral.NONE, *MASKS) if words & {"mask", "masks"} else OTHERS
 
 
