@@ -53,7 +53,8 @@ def _norms(module: nn.Module) -> Iterator[str]:
 
 def _of_query_or_key(path: str, part: nn.Module) -> bool:
     """Whether it is named as a norm of queries or keys, and holds no matrix."""
-    return bool(role_of(path)) and all(parameter.ndim < 2 for parameter in part.parameters())
+    computes = type(part) is not nn.Module  # as what only holds the arrays of another module
+    return computes and bool(role_of(path)) and all(parameter.ndim < 2 for parameter in part.parameters())
 
 
 def _some_biases(module: nn.Module) -> Iterator[str]:

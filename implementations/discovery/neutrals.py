@@ -23,6 +23,7 @@ class Neutral(StrEnum):
     HEADS_TABLES = "cosines 1 and sines 0 (1, 1, L, d)"
     HALF_HEADS_TABLES = "cosines 1 and sines 0 (1, 1, L, d / 2)"
     HALF_LENGTH_TABLES = "cosines 1 and sines 0 (1, L, 1, d / 2)"
+    MATRICES = "matrices of the identity (1, 1, L, d / 2, 2, 2)"
     ONES = "ones (L, d)"
     HALF_ONES = "ones (L, d / 2)"
     ZEROS = "zeros (L, d)"
@@ -69,6 +70,8 @@ class Neutral(StrEnum):
                 return ones[None, None, :, ::2], zeros[None, None, :, ::2]
             case Neutral.HALF_LENGTH_TABLES:
                 return ones[None, :, None, ::2], zeros[None, :, None, ::2]
+            case Neutral.MATRICES:
+                return torch.eye(2, dtype=x.dtype, device=x.device).expand(1, 1, length, width // 2, 2, 2)
             case Neutral.ONES | Neutral.HALF_ONES:
                 return ones if self is Neutral.ONES else ones[:, ::2]
             case Neutral.ZEROS | Neutral.HALF_ZEROS:
@@ -84,6 +87,7 @@ class Neutral(StrEnum):
 TABLES = (
     *(Neutral.TURNS, Neutral.PAIRS, Neutral.COSINES_SINES, Neutral.SAMPLE_COSINES_SINES, Neutral.ONES),
     *(Neutral.HALF_TABLES, Neutral.HEADS_TABLES, Neutral.HALF_HEADS_TABLES, Neutral.HALF_LENGTH_TABLES),
+    Neutral.MATRICES,
 )
 ROTATIONS = (*TABLES, Neutral.HALF_ONES, Neutral.ZEROS, Neutral.HALF_ZEROS)
 MASKS = (
