@@ -1,4 +1,4 @@
-"""Array modules: classes of flax, equinox, haiku, keras and mlx, whose weights are trees of arrays, as torch modules."""
+"""Array modules: classes of flax, equinox, haiku, keras and mlx, whose weights are trees of arrays, as modules."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def _keras(kind: type) -> type[nn.Module]:
         module: Any = kind(**given, **({WIDTH: embed_dim} if given_width else {}))
         _first([partial(module, *each, **fixed) for each in _zeros(embed_dim, called)])
         places = dict(_variables(keras, module, "", module))
-        kept = {path: keras.ops.convert_to_numpy(place) for path, place in places.items()}
+        kept = {path: keras.ops.convert_to_numpy(place.value) for path, place in places.items()}
 
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             with keras.StatelessScope(state_mapping=[(places[path], each) for path, each in arrays.items()]):

@@ -244,10 +244,13 @@ class f(mlx.nn.Module):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_class_of_another_library_is_a_module(make: Make, library: str) -> None:
+@pytest.mark.parametrize("width", ["q.shape[-1]", "query.shape[-1]"], ids=["right", "wrong"])
+def test_a_class_of_another_library_is_a_module(make: Make, library: str, width: str) -> None:
     pytest.importorskip(library)
-    right = make(LIBRARIES[library].replace("WIDTH", "q.shape[-1]"))
-    assert {Feature.CROSS, Feature.KEY_VALUE, Feature.OUTPUT_PROJECTION} <= right.claims.features
-    assert_conforms(right)
+    made = make(LIBRARIES[library].replace("WIDTH", width))
+    assert {Feature.CROSS, Feature.KEY_VALUE, Feature.OUTPUT_PROJECTION} <= made.claims.features
+    if width == "q.shape[-1]":
+        assert_conforms(made)
+        return
     with pytest.raises(AssertionError, match="expected"):
-        assert_conforms(make(LIBRARIES[library].replace("WIDTH", "query.shape[-1]")))
+        assert_conforms(made)
