@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from attention_conformance.spec.cases import Case, Embedding, Layout, ModuleForm, Poison, Scores, Sharing, Values
 from attention_conformance.spec.codes import coded
 from attention_conformance.spec.extra_inputs import extra_arrays, extra_parameters, shared_keys
-from attention_conformance.spec.features import Codes, Scope
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.latent import latent_rows
 from attention_conformance.spec.masks import attention_mask, padding_mask, valid_lengths, visible
 from attention_conformance.spec.problem import DTYPES, Array, Problem
+from attention_conformance.spec.stored_keys import Codes
 
 Floats: TypeAlias = NDArray[np.float64]
 
