@@ -12,7 +12,7 @@ from attention_conformance.implementations.builtin.inhouse.paged import ALIGNED,
 from attention_conformance.spec.features import Feature, Scope
 
 
-def all_at_once(query: Tensor, *pages: Any, is_causal: bool = False, scale: float | None = None, **rows: Any) -> Tensor:
+def all_at_once(query: Tensor, *pages: Any, is_causal: bool = False, scale: Any = None, **rows: Any) -> Tensor:
     """All samples in one product: what stands behind the last key is masked, and its values are replaced."""
     keys, values, table, lengths = pages
     table = rows["cache_batch_idx"][:, None] if rows else table
@@ -29,7 +29,9 @@ def all_at_once(query: Tensor, *pages: Any, is_causal: bool = False, scale: floa
     return (weights @ value).transpose(1, 2).to(query.dtype)
 
 
-def token_by_token(query: Tensor, *pages: Any, is_causal: bool = False, scale: float | None = None, **rows: Any) -> Tensor:
+def token_by_token(
+    query: Tensor, *pages: Any, is_causal: bool = False, scale: float | None = None, **rows: Any
+) -> Tensor:
     """Each key is looked up on its own, in slots: page times page size, and the place in the page."""
     keys, values, table, lengths = pages
     table = rows["cache_batch_idx"][:, None] if rows else table
