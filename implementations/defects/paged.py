@@ -111,10 +111,10 @@ def values_of_the_row_of_the_same_number(*given: Any, cache_batch_idx: Tensor | 
 
 @breaks_rows("paged.cache-rows", severity=LEAK, holds=("paged.lengths", "paged.decode"))
 def lengths_by_row_of_the_cache(*given: Any, cache_batch_idx: Tensor | None = None, **options: Any) -> Tensor:
-    *others, lengths = given
+    query, keys, values, table, lengths = given
     if cache_batch_idx is not None:
         lengths = lengths[cache_batch_idx.long().clamp(max=len(lengths) - 1)]
-    return PagedSteps()(*others, lengths, cache_batch_idx=cache_batch_idx, **options)
+    return PagedSteps()(query, keys, values, table, lengths, cache_batch_idx=cache_batch_idx, **options)
 
 
 @breaks_append(steps=("first_query",))
