@@ -116,12 +116,11 @@ class PlannedPrefill:
         logits_soft_cap: float | None = None,
         q_data_type: Any = "float16",
     ) -> None:
-        ends, last = paged_kv_indptr.tolist(), paged_kv_last_page_len.tolist()
-        samples = zip(qo_indptr.split(1), ends, ends[1:], last, strict=False)
+        counts, last = paged_kv_indptr.diff().tolist(), paged_kv_last_page_len.tolist()
         self.planned = {
             "queries": qo_indptr.diff().tolist(),
-            "pages": [paged_kv_indices[begin:end] for _, begin, end, _ in samples],
-            "lengths": self.lengths([b - a for a, b in zip(ends, ends[1:], strict=False)], last, page_size),
+            "pages": paged_kv_indices.split(counts),
+            "lengths": self.lengths(counts, last, page_size),
             "options": (causal, sm_scale, (window_left, -1), logits_soft_cap or None),
         }
 
