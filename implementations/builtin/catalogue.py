@@ -14,7 +14,6 @@ from attention_conformance.implementations.builtin.inhouse.paged import IN_TORCH
 from attention_conformance.implementations.builtin.inhouse.positions import POSITIONS
 from attention_conformance.implementations.builtin.inhouse.quantised import IN_NUMPY as QUANTISED_NUMPY
 from attention_conformance.implementations.builtin.inhouse.quantised import IN_TORCH as QUANTISED_TORCH
-from attention_conformance.implementations.builtin.inhouse.ring_entries import RING_2, RING_4
 from attention_conformance.implementations.builtin.kernel_entries import (
     PALLAS,
     TRITON,
@@ -42,11 +41,9 @@ BUILTIN: tuple[Implementation, ...] = (
     *POSITIONS,
     *CACHED,
     *SERVED,
-    RING_2,
 )
 ON_REQUEST: tuple[Implementation, ...] = (
     *(() if missing() else (COMPILED, SDPA_INDUCTOR, MHA_INDUCTOR)),
-    RING_4,
     *(() if no_triton() else (of_triton(),)),
     *(() if no_pallas() else (of_pallas(),)),
     *(() if no_nested() else (of_nested(),)),
