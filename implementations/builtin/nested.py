@@ -52,9 +52,10 @@ def nested_attention(
     rows = in_items(query, _lengths(cu_seqlens_q, batch, queries))
     lengths = _lengths(cu_seqlens_k, batch, keys)
     real = torch.arange(keys) < (torch.full((batch,), keys) if valid_lens is None else valid_lens)[:, None]
-    pair = (in_items(x, lengths if valid_lens is None else valid_lens, real) for x in (key, value))
-    items = F.scaled_dot_product_attention(rows, *pair, **options)
-    return items.transpose(1, 2).values().unflatten(0, (batch, queries)).transpose(1, 2)
+    of_key = lengths if valid_lens is None else valid_lens
+    items = F.scaled_dot_product_attention(rows, in_items(key, of_key, real), in_items(value, of_key, real), **options)
+    answer: Tensor = items.transpose(1, 2).values().unflatten(0, (batch, queries)).transpose(1, 2)
+    return answer
 
 
 def in_items(x: Tensor, lengths: Tensor, real: Tensor | None = None) -> Tensor:

@@ -59,7 +59,8 @@ def as_planned(kind: type) -> Callable[..., Any] | None:
 
 
 def _names(kind: type, method: str) -> frozenset[str]:
-    parameters = safe_call(lambda: inspect.signature(getattr(kind, method)).parameters).value or {}
+    signature: inspect.Signature | None = safe_call(lambda: inspect.signature(getattr(kind, method))).value
+    parameters = signature.parameters if signature else {}
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = {name for name, each in parameters.items() if each.kind not in variadic and name != "self"}
     more = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
