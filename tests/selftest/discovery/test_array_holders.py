@@ -243,6 +243,7 @@ class f(mlx.nn.Module):
 }
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # keras makes arrays of tensors in an old way
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("width", ["q.shape[-1]", "query.shape[-1]"], ids=["right", "wrong"])
 def test_a_class_of_another_library_is_a_module(make: Make, library: str, width: str) -> None:
