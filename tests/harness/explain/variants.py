@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.tests.harness.explain.changes import OfTensor
+from attention_conformance.tests.harness.explain.emptied import answered_rows
 from attention_conformance.tests.harness.explain.staged import INFINITY, STAGES, State
 
 TILES = (2, 4, 8, 16, 32, 64, 128)
@@ -53,7 +54,7 @@ def variants() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
 def _softmax(state: State, of: OfTensor) -> State:
     scores = state["scores"]
     empty = (scores == -INFINITY).all(-1, keepdim=True)
-    weights = of(scores.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
+    weights = answered_rows(of(scores.masked_fill(empty, 0.0)), empty, state)
     log = torch.logsumexp(scores, -1)
     return {"scores": weights, "log_sum_exp": log, "soft": True}
 
@@ -170,7 +171,7 @@ def _summed(state: State, of: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Stat
     empty = (scores == -INFINITY).all(-1, keepdim=True)
     top = scores.masked_fill(empty, 0.0).amax(-1, keepdim=True)
     powers, total = of(scores.masked_fill(empty, 0.0))
-    weights = (powers / total).masked_fill(empty, 0.0)
+    weights = answered_rows(powers / total, empty, state)
     log = (top + total.log())[..., 0].masked_fill(empty[..., 0], -INFINITY)
     return {"scores": weights, "log_sum_exp": log, "soft": True}
 
