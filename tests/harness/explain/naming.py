@@ -305,8 +305,8 @@ def _scores(
     claimed: Conventions,
 ) -> list[Score]:
     """The best hypotheses with all cases; those that break a failing clause are tried first, with more cases."""
-    small = sorted(failing, key=lambda each: (len(options(each.case)), each.problem.query.size + each.problem.key.size))
-    few = small[:: max(1, -(-len(small) // FIRST))]
+    plain = sorted(failing, key=lambda e: (len(options(e.case)), e.problem.query.size + e.problem.key.size))
+    few = plain[:: max(1, -(-len(plain) // FIRST))]
     near = [h for h in listed if h.defect is None or clauses & {*h.defect.clauses}]
     near += [h for each in few[:1] for h in fitted_causes(each, claimed)]
     far = [h for h in listed if h.defect is not None and not clauses & {*h.defect.clauses}]
