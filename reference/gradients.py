@@ -6,6 +6,7 @@ from math import prod
 import numpy as np
 
 from attention_conformance.reference.arrays import Floats, Integers
+from attention_conformance.reference.latent import of_latents
 from attention_conformance.reference.pipeline import Inputs, Trace, gated, merge_heads, split_heads
 from attention_conformance.reference.positions import buckets
 from attention_conformance.reference.stages import gather
@@ -103,6 +104,8 @@ def gradients(problem: Problem, trace: Trace) -> dict[str, Floats]:
     inputs = to_inputs(trace, step)
     if problem.scope is Scope.OP:
         by_name = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
+        if "w_uk" in problem.extras:
+            by_name |= of_latents(problem, inputs.key, inputs.value)
     else:
         by_name = _module_gradients(problem, trace, inputs)
     if problem.attn_mask is not None and problem.attn_mask.dtype.kind != "b":

@@ -6,17 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.spec.features import (
-    NOTHING,
-    Codes,
-    Extension,
-    Feature,
-    Packing,
-    PositionIds,
-    QkNorm,
-    RotaryTables,
-)
+from attention_conformance.spec.features import NOTHING, Extension, Feature, Packing, PositionIds, QkNorm, RotaryTables
 from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
+from attention_conformance.spec.stored_keys import Codes
 
 
 @dataclass(frozen=True)
@@ -198,6 +190,12 @@ CASE_OPTIONS = (
         "page_size",
         Extension(page_size=3),
         {"block_table": ("block_tables", "page_table"), "page_size": ()},
+    ),
+    CaseOption(
+        Feature.CACHE_ROWS,
+        "cache_rows",
+        Extension(cache_rows=2),
+        {"cache_batch_idx": (), "cache_rows": ()},
     ),
     CaseOption(
         Feature.QUANTISED,

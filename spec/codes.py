@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import Codes, ScaledBy
 from attention_conformance.spec.problem import Array
+from attention_conformance.spec.stored_keys import Codes, ScaledBy
 
 Floats: TypeAlias = NDArray[np.float64]
 LARGEST = {Codes.INT8: 127.0, Codes.E4M3: 448.0, Codes.E5M2: 448.0}
@@ -20,7 +20,7 @@ SPREAD = 4.0
 
 
 def scales(case: Case) -> dict[str, Array]:
-    """`key_scale` and `value_scale`, no two alike: (1, 1, 1, 1), (1, Hk, 1, 1), (B, Hk, Lk, 1) or (B, Hk, n, 1)."""
+    """`key_scale` and `value_scale`, no two alike: (B or 1, Hk or 1, Lk, n or 1, 1)."""
     kind, s = case.extension.codes, case.sizes
     if kind is Codes.NONE:
         return {}
@@ -28,6 +28,7 @@ def scales(case: Case) -> dict[str, Array]:
     shape = {
         ScaledBy.TENSOR: (1, 1, 1, 1),
         ScaledBy.HEAD: (1, s.kv_heads, 1, 1),
+        ScaledBy.SAMPLE: (s.batch, s.kv_heads, 1, 1),
         ScaledBy.TOKEN: (s.batch, s.kv_heads, s.key_length, 1),
         ScaledBy.BLOCK: (s.batch, s.kv_heads, blocks, 1),
     }[case.extension.scaled_by]

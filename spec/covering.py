@@ -30,7 +30,7 @@ SIZES = (
 """Different and coprime extents, deliberate coincidences (B = H, Lq = Lk, B = Lq = Lk, extents of 1), and each extent
 once beyond a tile, a vector or a launch, so that every option meets that too."""
 
-APART = ("page_size", "shared_prefix", "codes", "scaled_by", "latent", "decoupled")
+APART = ("page_size", "cache_rows", "shared_prefix", "codes", "scaled_by", "latent", "decoupled")
 """How keys and values are stored is combined with other options in chapters paged, quantised and latent."""
 _EXAMPLES = {
     f.name: values
@@ -195,6 +195,8 @@ def mended(case: Case, conventions: Conventions) -> Case:
 def _mended_extension(case: Case) -> Case:
     """Options of the rotation only where there is one; windows and documents only where no row can be left empty."""
     extension, s = case.extension, case.sizes
+    if extension.page_size:
+        case = case.extended(cache_rows=0)
     if extension.rotary_tables is not RotaryTables.NONE:
         case = case.extended(rotary_base=None)
     if not extension.rotates:

@@ -20,7 +20,7 @@ FAR = (2003, 4099)
 def extra_arrays(case: Case) -> dict[str, Array]:
     """`Problem.extras` of a case: logits, slopes, biases and gates that are no round numbers, and whole numbers."""
     heads, arrays = case.sizes.num_heads, _documents(case) | _position_ids(case) | _starts(case) | _splits(case)
-    arrays |= _gains(case) | _gate_logits(case) | _pages(case) | scales(case) | up_projections(case)
+    arrays |= _gains(case) | _gate_logits(case) | _pages(case) | _rows(case) | scales(case) | up_projections(case)
     arrays |= _tables(case, arrays)
     rng = np.random.default_rng([case.seed, heads, 1])
     for option in CASE_OPTIONS:
@@ -182,3 +182,12 @@ def _pages(case: Case) -> dict[str, Array]:
     table = numbers[: s.batch * pages].reshape(s.batch, pages)
     table[:, : shared_keys(case) // size] = table[:1, : shared_keys(case) // size]
     return {"block_table": table.astype(np.int64)}
+
+
+def _rows(case: Case) -> dict[str, Array]:
+    """(B,): the row of the cache in which the keys of each sample lie, in any order; the others are no sample's."""
+    more, batch = case.extension.cache_rows, case.sizes.batch
+    if not more:
+        return {}
+    numbers = np.random.default_rng([case.seed, batch, more]).permutation(batch + more)
+    return {"cache_batch_idx": numbers[:batch].astype(np.int64)}

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
+from attention_conformance.spec.stored_keys import Codes, ScaledBy
 
 
 class Scope(StrEnum):
@@ -130,6 +131,8 @@ class Feature(StrEnum):
     """Takes keys and values of all heads as one latent for each token, with the matrices that expand it."""
     PAGED = "paged"
     """Takes keys and values in pages of a shared pool, and a table of the pages of each sample."""
+    CACHE_ROWS = "cache-rows"
+    """Takes keys and values in rows of a cache, one for each sample, and the numbers of these rows."""
     QK_NORM = "qk-norm"
     """Queries and keys are divided by their size before they are multiplied, and have a learned gain."""
     NORM_EPSILON = "norm-epsilon"
@@ -222,31 +225,6 @@ class RotaryTables(StrEnum):
     """The same with each number twice in a row."""
 
 
-class Codes(StrEnum):
-    """The numbers that keys and values are stored as; each is exact in every working dtype."""
-
-    NONE = "none"
-    """Those of the working dtype."""
-    INT8 = "int8"
-    """Whole numbers from -127 to 127."""
-    E4M3 = "float8-e4m3"
-    """Of 8 bits with 4 for the exponent and 3 for the fraction, the largest 448."""
-    E5M2 = "float8-e5m2"
-    """Of 8 bits with 5 for the exponent and 2 for the fraction."""
-
-
-class ScaledBy(StrEnum):
-    """What has a scale of its own, by which codes are multiplied."""
-
-    TENSOR = "tensor"
-    HEAD = "head"
-    """Each key head."""
-    TOKEN = "token"
-    """Each token of each sample, in each key head."""
-    BLOCK = "block"
-    """Each block of tokens, in each sample and key head: n blocks of Lk / n tokens each, rounded up."""
-
-
 class QkNorm(StrEnum):
     """What queries and keys are divided by, and what gains are given."""
 
@@ -301,6 +279,8 @@ class Extension:
         scaled_by: what has a scale of its own.
         latent: keys and values of all heads are made of one row of so many numbers for each token; 0: they are given.
         decoupled: so many components of query and key, the last ones, are given as they are, one key for all heads.
+        cache_rows: keys and values lie in rows of a cache that has so many rows more than samples; 0: in one row after
+            another.
         shared_prefix: the samples share the pages of their first keys, as far as all of them fill these.
         dropout: the probability with which a weight is dropped.
         dropout_seed: seeds the generator that chooses which; negative: the generator is used as it is. If it is not 0,
@@ -335,6 +315,7 @@ class Extension:
     key_splits: KeySplits = KeySplits.NONE
     packing: Packing = Packing.NONE
     page_size: int = 0
+    cache_rows: int = 0
     shared_prefix: bool = False
     latent: int = 0
     decoupled: int = 0

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from attention_conformance.spec.cases import Case, Embedding, Layout, ModuleForm, Poison, Scores, Sharing, Values
 from attention_conformance.spec.codes import coded
 from attention_conformance.spec.extra_inputs import extra_arrays, extra_parameters, shared_keys
-from attention_conformance.spec.features import Codes, Scope
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.latent import latent_rows
 from attention_conformance.spec.masks import attention_mask, padding_mask, valid_lengths, visible
 from attention_conformance.spec.problem import DTYPES, Array, Problem
+from attention_conformance.spec.stored_keys import Codes
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -61,8 +62,6 @@ def _drawn(case: Case, narrow: bool) -> Problem:
     """The case's problem in float64; `narrow`: with numbers that stay within the range of float16."""
     rng = np.random.default_rng([case.seed, case.sizes.query_length, case.sizes.key_length])
     problem = _at_op_level(case, rng, narrow) if case.module is None else _at_module_level(case, rng, narrow)
-    if case.extension.latent:
-        return problem.forward_only()
     names = [n for n, a in problem.arrays().items() if a.dtype.kind not in "bi"]
     of_codes = () if case.extension.codes is Codes.NONE else ("key", "value")
     return replace(problem, needs=tuple(n for n in names if n not in GIVEN + of_codes))

@@ -58,9 +58,10 @@ class Problem:
             `bucketed_bias` (buckets, H),
             `gate_logits` (B, H, Lq, d_v) or (B, H, Lq, 1), `query_starts` (B,) integers, `split_lengths` (splits,)
             integers that sum to Lk, `block_table` (B, pages of a sample) integers, the numbers of the pages in which
-            its keys and values lie, in their order, `key_scale` and `value_scale` (B or 1, Hk or 1, Lk, blocks or 1, 1)
-            of key and value, which hold codes then, `w_uk` (H, d_k - d_rope, r) and `w_uv` (H, d_v, r), by which keys
-            and values of heads are made of (B, 1, Lk, r + d_rope), which key and value both are then.
+            its keys and values lie, in their order, `cache_batch_idx` (B,) integers, the rows of a cache,
+            `key_scale` and `value_scale` (B or 1, Hk or 1, Lk, blocks or 1, 1) of key and value, which hold codes then,
+            `w_uk` (H, d_k - d_rope, r) and `w_uv` (H, d_v, r), by which keys and values of heads are made of
+            (B, 1, Lk, r + d_rope), which key and value both are then.
         cotangent: d loss / d output, shaped like the output; None for no gradients.
         needs: the names of the inputs and parameters whose gradients are wanted.
     """

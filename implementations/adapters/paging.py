@@ -12,7 +12,7 @@ from attention_conformance.spec.optional import optional
 
 torch = optional("torch")
 
-OPTIONS = frozenset({"block_table", "page_size", "valid_lens"})
+OPTIONS = frozenset({"block_table", "page_size", "valid_lens", "cache_batch_idx", "cache_rows"})
 """Options that say where keys and values lie, and how many there are."""
 
 
@@ -74,6 +74,17 @@ def in_pages(key: Any, value: Any, options: Mapping[str, Any]) -> Pages:
     return Pages(_pool(key, table, size), _pool(value, table, size), of_kind(table), of_kind(counts))
 
 
+def in_rows(key: Any, value: Any, options: Mapping[str, Any]) -> Pages:
+    """The same in rows of a cache, (rows, Lk, Hk, d), that `cache_batch_idx` names: a row is a page that holds all.
+
+    Raises:
+        ValueError: key and value do not fit together.
+    """
+    table = np.array(options["cache_batch_idx"].tolist(), np.int64)[:, None]
+    named = _integers_like(key)(table)
+    return in_pages(key, value, {**options, "block_table": named, "page_size": 0})
+
+
 def _pool(rows: Any, table: Any, size: int) -> Any:
     """(pages, size, Hk, d): one page more than the table names."""
     batch, heads, length, width = rows.shape
@@ -108,7 +119,8 @@ class PagedCall:
 
     Attributes:
         function: called as function(query, key_cache, value_cache, block_table, context_lens, **options) with the query
-            (B, Lq, H, d_k); gives (B, Lq, H, d_v).
+            (B, Lq, H, d_k); gives (B, Lq, H, d_v). Where keys lie in rows of a cache, these are the pools, the table is
+            None, and `cache_batch_idx` (B,) int32 is an option.
     """
 
     function: Callable[..., Any]
@@ -121,9 +133,11 @@ class PagedCall:
         """The same call with the pages made."""
         if query.shape[0] != key.shape[0]:
             raise ValueError(f"{query.shape[0]} samples of query, and {key.shape[0]} of key and value")
-        pages = in_pages(key, value, options)
+        in_rows_of_a_cache = "cache_batch_idx" in options
+        pages = (in_rows if in_rows_of_a_cache else in_pages)(key, value, options)
         others = {name: o for name, o in options.items() if name not in OPTIONS and name != "enable_gqa"}
-        call = partial(
-            self.function, query.swapaxes(1, 2), pages.key, pages.value, pages.table, pages.lengths, **others
-        )
+        table: Any = pages.table
+        if in_rows_of_a_cache:
+            others["cache_batch_idx"], table = pages.table[:, 0], None
+        call = partial(self.function, query.swapaxes(1, 2), pages.key, pages.value, table, pages.lengths, **others)
         return lambda: call().swapaxes(1, 2)

@@ -8,8 +8,8 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import Codes, ScaledBy
 from attention_conformance.spec.optional import optional
+from attention_conformance.spec.stored_keys import Codes, ScaledBy
 
 ml_dtypes, torch = optional("ml_dtypes"), optional("torch")
 
@@ -32,6 +32,9 @@ class TakenCodes:
             return case
         if not self.kinds or extension.scaled_by not in self.scaled_by:
             return Unsupported(f"takes no scale for each {extension.scaled_by}")
+        least = {ScaledBy.SAMPLE: "batch", ScaledBy.TOKEN: "key_length", ScaledBy.BLOCK: "key_length"}
+        if (extent := least.get(extension.scaled_by)) and getattr(case.sizes, extent) < 2:
+            case = case.sized(**{extent: 2})  # of one alone the scales have another shape
         return case if extension.codes in self.kinds else case.extended(codes=self.kinds[0])
 
 
@@ -41,7 +44,8 @@ class QuantisedCall:
 
     Attributes:
         function: called as function(query, key, value, key_scale, value_scale, **options) with key and value
-            (B, Hk, Lk, d) of 8 bits, and scales of float32 at least: (1,), (Hk,), (B, Hk, Lk) or (B, Hk, blocks).
+            (B, Hk, Lk, d) of 8 bits, and scales of float32 at least: (1,), (Hk,), (B, Hk), (B, Hk, Lk) or (B, Hk,
+            blocks).
             Where a problem has no codes they are numbers of the working dtype, and the scales are 1.
     """
 
@@ -61,7 +65,7 @@ class QuantisedCall:
 def scales_of_heads(query: Any, key: Any, options: dict[str, Any], by_sample: bool) -> list[Any]:
     """Both scales in float32 at least, (1,) or (Hk,), or (B, Hk); 1 where keys and values are no codes."""
     one = query.reshape(-1)[:1] * 0 + 1
-    scales = [_wide(options.get(name, one)).reshape(-1) for name in ("key_scale", "value_scale")]
+    scales = [_squeezed(_wide(options.get(name, one))) for name in ("key_scale", "value_scale")]
     rows = _wide(key[:, :, 0, 0] * 0 + 1)
     return [rows * scale for scale in scales] if by_sample else scales
 
@@ -82,7 +86,9 @@ def _wide(scale: Any) -> Any:
 
 
 def _squeezed(scale: Any) -> Any:
-    """(1, 1, 1, 1) as (1,), (1, Hk, 1, 1) as (Hk,), (B, Hk, n, 1) as (B, Hk, n)."""
+    """(1, 1, 1, 1) as (1,), (1, Hk, 1, 1) as (Hk,), (B, Hk, 1, 1) as (B, Hk), (B, Hk, n, 1) as (B, Hk, n)."""
     if scale.ndim < 4:
         return scale
-    return scale[..., 0] if scale.shape[2] > 1 or scale.shape[0] > 1 else scale.reshape(-1)
+    if scale.shape[2] > 1:
+        return scale[..., 0]
+    return scale[..., 0, 0] if scale.shape[0] > 1 else scale.reshape(-1)

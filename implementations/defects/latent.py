@@ -12,10 +12,10 @@ from attention_conformance.implementations.adapters.latent import LatentCall
 from attention_conformance.implementations.adapters.paging import lengths_of_samples
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.builtin.inhouse.latent import ALIGNED, FEATURES
+from attention_conformance.implementations.builtin.inhouse.latent import ALIGNED, DIFFERENTIABLE
 from attention_conformance.implementations.builtin.stepwise import latent_steps as correct
 from attention_conformance.implementations.builtin.stepwise.latent_steps import LatentSteps
-from attention_conformance.implementations.defects.breaking import LEAK, PRECISION, Breach, Facts
+from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, PRECISION, Breach, Facts
 from attention_conformance.spec.features import Scope
 
 PLAIN = ("scores.dot-product", "softmax.rows-sum-to-one")
@@ -23,7 +23,7 @@ PLAIN = ("scores.dot-product", "softmax.rows-sum-to-one")
 
 def _made(step: str, name: str, mistake: Callable[..., Any]) -> Implementation:
     whole: Any = LatentSteps(**{step: mistake}) if step else mistake
-    claims = Claims(Scope.OP, FEATURES, ALIGNED, fit=lengths_of_samples)
+    claims = Claims(Scope.OP, DIFFERENTIABLE, ALIGNED, fit=lengths_of_samples)
     return Implementation(name, claims, torch_op(LatentCall(whole)))
 
 
@@ -128,3 +128,30 @@ def tokens_of_the_longest_sample(lengths: Tensor, keys: int) -> Tensor:
 @breaks_latents("latent.decode", "latent.causal", step="first_query", holds=(*PLAIN, "latent.lengths"))
 def queries_at_the_first_tokens(lengths: Tensor, queries: int) -> Tensor:
     return torch.zeros_like(lengths)
+
+
+breaks_gradients = partial(
+    breaks_latents, "latent.gradients", severity=GRADIENT, holds=("latent.values", "latent.rotary", "gradients.query")
+)
+
+
+@breaks_gradients(step="expand_values")
+def latents_without_the_gradient_of_values(rows: Tensor, matrices: Tensor) -> Tensor:
+    return correct.expand(rows.detach(), matrices)
+
+
+@breaks_gradients(step="expand_keys")
+def matrix_of_keys_without_a_gradient(rows: Tensor, matrices: Tensor) -> Tensor:
+    return correct.expand(rows, matrices.detach())
+
+
+@breaks_gradients(step="rotary_key")
+def rotary_gradient_of_one_head(key: Tensor, heads: int) -> Tensor:
+    every = correct.rotary_key(key, heads)
+    return torch.cat([every[:, :1], every[:, 1:].detach()], 1)
+
+
+@breaks_gradients(step="expand_values")
+def matrix_of_values_averaged_over_samples(rows: Tensor, matrices: Tensor) -> Tensor:
+    every = correct.expand(rows.detach(), matrices)
+    return correct.expand(rows, matrices.detach()) + (every - every.detach()) / len(rows)

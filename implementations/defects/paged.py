@@ -32,6 +32,7 @@ def breaks_pages(*clauses: str, steps: tuple[str, ...] = (), **facts: Unpack[Fac
 
 breaks_order = partial(breaks_pages, "paged.table", "paged.shared-prefix", steps=("pages_of",))
 breaks_length = partial(breaks_pages, "paged.lengths", "paged.decode", steps=("length_of",))
+breaks_rows = partial(breaks_pages, holds=("paged.table", "paged.lengths"))
 breaks_append = partial(breaks_pages, "paged.append", holds=("paged.lengths", "causal.square"))
 
 
@@ -93,6 +94,27 @@ def values_of_fresh_memory_times_zero(*given: Any, **options: Any) -> Tensor:
         return torch.nn.functional.pad(weights, (0, value.shape[-2] - weights.shape[-1])) @ value
 
     return PagedSteps(held_values=lambda rows, length: rows, mix=mix)(*given, **options)
+
+
+@breaks_rows("paged.cache-rows", severity=LEAK)
+def rows_in_the_order_of_samples(*given: Any, cache_batch_idx: Tensor | None = None, **options: Any) -> Tensor:
+    return PagedSteps()(*given, **options)
+
+
+@breaks_rows("paged.cache-rows", severity=LEAK)
+def values_of_the_row_of_the_same_number(*given: Any, cache_batch_idx: Tensor | None = None, **options: Any) -> Tensor:
+    query, keys, values, *others = given
+    if cache_batch_idx is not None:
+        others[0], keys = None, keys[cache_batch_idx.long()]
+    return PagedSteps()(query, keys, values[: len(keys)] if others[0] is None else values, *others, **options)
+
+
+@breaks_rows("paged.cache-rows", severity=LEAK, holds=("paged.lengths", "paged.decode"))
+def lengths_by_row_of_the_cache(*given: Any, cache_batch_idx: Tensor | None = None, **options: Any) -> Tensor:
+    query, keys, values, table, lengths = given
+    if cache_batch_idx is not None:
+        lengths = lengths[cache_batch_idx.long().clamp(max=len(lengths) - 1)]
+    return PagedSteps()(query, keys, values, table, lengths, cache_batch_idx=cache_batch_idx, **options)
 
 
 @breaks_append(steps=("first_query",))

@@ -75,9 +75,24 @@ def scales_in_half_precision(scale: Tensor, rows: Tensor) -> Tensor:
     return correct.spread(scale.bfloat16(), rows)
 
 
-@breaks_spread("quantised.head-scales")
+@breaks_spread("quantised.head-scales", "quantised.sample-scales")
 def scale_of_the_first_head(scale: Tensor, rows: Tensor) -> Tensor:
-    return correct.spread(scale[:1] if scale.ndim < 3 else scale, rows)
+    return correct.spread(scale[..., :1] if scale.ndim < 3 else scale, rows)
+
+
+@breaks_spread("quantised.sample-scales", holds=("quantised.head-scales", "quantised.token-scales"))
+def head_scales_of_the_first_sample(scale: Tensor, rows: Tensor) -> Tensor:
+    return correct.spread(scale[:1] if scale.ndim == 2 else scale, rows)
+
+
+@breaks_spread("quantised.sample-scales", holds=("quantised.head-scales", "quantised.token-scales"))
+def head_scales_with_samples_inside(scale: Tensor, rows: Tensor) -> Tensor:
+    return correct.spread(scale.reshape(scale.shape[::-1]).T if scale.ndim == 2 else scale, rows)
+
+
+@breaks_spread("quantised.sample-scales", holds=("quantised.head-scales", "quantised.token-scales"))
+def one_scale_for_a_sample(scale: Tensor, rows: Tensor) -> Tensor:
+    return correct.spread(scale[:, :1] if scale.ndim == 2 else scale, rows)
 
 
 @breaks_spread("quantised.token-scales", "quantised.block-scales")

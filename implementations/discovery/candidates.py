@@ -124,5 +124,6 @@ def _class_as_function(target: object) -> Callable[..., Any] | None:
     if not torch or not isinstance(target, type):
         return None
     from attention_conformance.implementations.discovery.op_modules import as_function  # imports torch
+    from attention_conformance.implementations.discovery.shipped_planned import as_planned
 
-    return as_function(target)
+    return as_planned(target) or as_function(target)

@@ -11,7 +11,8 @@ from attention_conformance.spec.features import Extension, Feature, QkNorm
 from attention_conformance.spec.problem import Array
 
 DROPOUT = Extension(dropout=0.5, dropout_seed=1)
-EXTRA_OPTIONS = tuple(o for o in CASE_OPTIONS if o.feature not in (Feature.DROPOUT, Feature.EVALUATION, Feature.LATENT))
+_OTHERWISE = (Feature.DROPOUT, Feature.EVALUATION, Feature.LATENT, Feature.CACHE_ROWS)
+EXTRA_OPTIONS = tuple(option for option in CASE_OPTIONS if option.feature not in _OTHERWISE)
 """Those that one more argument of query, key and value shows."""
 CAUSAL_ONLY = (Feature.QUERY_START, Feature.QUERY_STARTS)
 """What shows under the causal flag."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.paging import OPTIONS as OPTIONS_OF_PAGES
-from attention_conformance.implementations.adapters.paging import TakenPages, in_pages
+from attention_conformance.implementations.adapters.paging import TakenPages, in_pages, in_rows
 from attention_conformance.implementations.api.contract import Fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.shipped import (
@@ -34,6 +34,7 @@ OPTIONS = {
 SETTINGS = {"causal-alignment": "bottom-right", "empty-row": "zeros"}
 """The last query stands at the last key; rows without keys get zeros."""
 PAGES = {"valid_lens": "cache_seqlens", "block_table": "block_table", "page_size": "block_table"}
+PAGES |= dict.fromkeys(("cache_batch_idx", "cache_rows"), "cache_batch_idx")
 OF_LENGTHS = {"block_table": "block_table", "page_size": "block_table"}
 REAL = {"causal-alignment": "bottom-right-real"}
 DOCUMENTS = {"cu_seqlens_q": "cu_seqlens_q", "cu_seqlens_k": "cu_seqlens_k"}
@@ -53,10 +54,13 @@ def cached(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options:
     if not OPTIONS_OF_PAGES & options.keys():
         output, extras = called_tokens_first(shipped, (query, key, value), keywords)
         return joined(output, *extras[:1])
-    pages = in_pages(key, value, options)
-    table = {"block_table": pages.table} if "block_table" in options else {}
-    pools = (pages.key, pages.value) if table else (tokens_first(key), tokens_first(value))
-    answer = shipped.function(tokens_first(query), *pools, cache_seqlens=pages.lengths, **table, **keywords)
+    pages = (in_rows if "cache_batch_idx" in options else in_pages)(key, value, options)
+    pools, places = (pages.key, pages.value), {"block_table": pages.table}
+    if "cache_batch_idx" in options:
+        places = {"cache_batch_idx": pages.table[:, 0]}
+    elif "block_table" not in options:
+        pools, places = (tokens_first(key), tokens_first(value)), {}
+    answer = shipped.function(tokens_first(query), *pools, cache_seqlens=pages.lengths, **places, **keywords)
     output, extras = first(answer)
     return joined(output.swapaxes(1, 2), *extras[:1])
 

@@ -13,7 +13,7 @@ from attention_conformance.spec.features import Feature
 QUERIES = (("q_nope", "q_pe"), ("q_nope", "q_rope"), ("query", "query_rope"))
 ROWS = (("kv_c", "k_pe"), ("c_kv", "k_pe"), ("ckv", "kpe"), ("kv_c_normed", "k_pe"), ("c_kv", "key_rope"))
 UP = (("w_uk", "w_uv"), ("W_UK", "W_UV"), ("w_kc", "w_vc"))
-LACKS = frozenset({Feature.GRADIENTS, Feature.MASK_GRADIENT, Feature.CONTAINMENT, Feature.GROUPED, Feature.LOG_SUM_EXP})
+LACKS = frozenset({Feature.MASK_GRADIENT, Feature.CONTAINMENT, Feature.GROUPED, Feature.LOG_SUM_EXP})
 AT_THE_END = {"causal-alignment": "bottom-right-real", "empty-row": "zeros"}
 """The last query stands at the last token of its sample."""
 SCORED = {

@@ -12,7 +12,8 @@ from attention_conformance.implementations.api.contract import Fit, Unsupported
 from attention_conformance.implementations.discovery.shipped import Interface, Shipped, first
 from attention_conformance.implementations.discovery.shipped_quantised import SCALES, taken_codes
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import Feature, ScaledBy
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.stored_keys import ScaledBy
 
 TABLES = ("block_table", "block_tables", "page_table")
 LENGTHS = ("context_lens", "seq_lens", "cache_seqlens", "kv_lens")
@@ -24,6 +25,8 @@ SCORED = {
     "scale": ("scale", "softmax_scale", "sm_scale"),
     "window_size": ("window_size",),
     "softcap": ("softcap", "soft_cap", "logits_soft_cap"),
+    "cache_batch_idx": ("cache_batch_idx",),
+    "cache_rows": ("cache_batch_idx",),
 }
 """Options, and the names that functions have for them."""
 
@@ -34,7 +37,7 @@ def of_samples(shipped: Shipped, query: Any, key: Any, value: Any, options: dict
     kind, scales = options.get("codes"), _scales(shipped, query, key, options)
 
     def called(query: Any, key: Any, value: Any, pages: Any, counts: Any, **others: Any) -> Any:
-        given = {name: others[name] for name in others if name not in OPTIONS | OPTIONS_OF_CODES}
+        given = {name: others[name] for name in others if name not in OPTIONS_OF_CODES}
         keywords = shipped.keywords(given) | {table: pages, lengths: counts} | scales
         rows = (key, value) if kind is None else (as_codes(key, kind), as_codes(value, kind))
         return first(shipped.function(query, *rows, **keywords))[0]
@@ -52,8 +55,8 @@ def _scales(shipped: Shipped, query: Any, key: Any, options: dict[str, Any]) -> 
 
 
 def codes_in_pages(shipped: Shipped) -> tuple[Fit, str]:
-    """By the codes that it answers, with a scale for all, and with one for each head."""
-    codes, note = taken_codes(shipped, of_samples, (ScaledBy.TENSOR, ScaledBy.HEAD))
+    """By the codes that it answers, with a scale for all, for each head, and for each head of each sample."""
+    codes, note = taken_codes(shipped, of_samples, (ScaledBy.TENSOR, ScaledBy.HEAD, ScaledBy.SAMPLE))
     return lambda case: codes(lengths_of_samples(case)), note
 
 

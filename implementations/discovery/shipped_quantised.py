@@ -10,9 +10,10 @@ from attention_conformance.implementations.adapters.quantising import DTYPES, OP
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.shipped import Call, Interface, Shipped, first
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.features import Codes, Feature, ScaledBy
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.optional import optional
+from attention_conformance.spec.stored_keys import Codes, ScaledBy
 
 torch = optional("torch")
 
@@ -24,11 +25,11 @@ SCORED = {
     "scale": ("scale", "softmax_scale", "sm_scale"),
     "softcap": ("softcap", "logits_soft_cap"),
 }
-SMALL = Case(seed=8).sized(batch=2, num_heads=2, query_length=3, key_length=7, d_k=16, d_v=16)
+SMALL = Case(seed=8).sized(batch=3, num_heads=2, query_length=3, key_length=7, d_k=16, d_v=16)
 
 
 def with_scales(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
-    """(B, H, L, d), with scales (1,), (Hk,), (B, Hk, Lk) or (B, Hk, blocks)."""
+    """(B, H, L, d), with scales (1,), (Hk,), (B, Hk), (B, Hk, Lk) or (B, Hk, blocks)."""
     names = [shipped.own[name] for name in ("key_scale", "value_scale")]
 
     def called(query: Any, key: Any, value: Any, *scales: Any, **others: Any) -> Any:

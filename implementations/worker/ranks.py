@@ -37,7 +37,7 @@ from attention_conformance.implementations.worker.serve import (
 from attention_conformance.implementations.worker.wire import LENGTH, Message, decode, encode
 
 MODULE = "attention_conformance.implementations.worker.ranks"
-IN_STEP = ("fit", "construct", "seed", "overwritten", "threads")
+IN_STEP = ("fit", "construct", "seed", "overwritten")
 """The requests that are answered besides those of each worker.
 
 In each of them, every process makes the same calls in the same order.

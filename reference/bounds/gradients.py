@@ -16,6 +16,7 @@ from attention_conformance.reference.bounds.extensions import (
     weight_roundings,
 )
 from attention_conformance.reference.bounds.gate_bounds import gated_bound, slope_of_gates
+from attention_conformance.reference.bounds.latent_bounds import in_either_form, latent_bounds
 from attention_conformance.reference.bounds.precision import Precision, Roundoff, gamma, state_roundings
 from attention_conformance.reference.gradients import (
     Backward,
@@ -59,11 +60,14 @@ class _Errors:
 def gradient_bounds(problem: Problem, trace: Trace, forward: ForwardBounds, precision: Precision) -> dict[str, Floats]:
     """The bound of every gradient in the problem's `needs`, shaped like it."""
     cotangent, e_cotangent = cotangent_of_heads(problem), _cotangent_bound(problem, precision)
+    forward = in_either_form(problem, forward, precision)
     step = backward(trace, cotangent)
     errors = _errors(trace, step, forward, gated_bound(trace, cotangent, e_cotangent, precision), precision)
     gradients, (inputs, gains) = to_inputs(trace, step), _input_errors(trace, step, forward, errors, precision)
     if problem.scope is Scope.OP:
         by_name = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
+        if "w_uk" in problem.extras:
+            by_name |= latent_bounds(problem, trace, step, inputs, precision)
     else:
         by_name = _module_bounds(problem, trace, gradients, forward, inputs, precision)
     if problem.attn_mask is not None and problem.attn_mask.dtype.kind != "b":

@@ -31,6 +31,12 @@ CLAUSES = table(
     row("latent.causal", CAUSAL, CAUSAL.sized(query_length=7), replace(CAUSAL, scale=0.3), context=CONTEXT),
     row("latent.lengths", LENGTHS, LENGTHS.sized(query_length=1), context=CONTEXT),
     row(
+        "latent.gradients",
+        *(PLAIN, BARE, ROTARY, EQUAL, WIDER.sized(key_length=11), CAUSAL, LENGTHS.sized(query_length=1)),
+        parts=("gradients",),
+        context=CONTEXT,
+    ),
+    row(
         "latent.decode",
         *(replace(LENGTHS, causal=True).sized(query_length=length) for length in (1, 2)),
         context=CONTEXT,

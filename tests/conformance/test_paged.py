@@ -17,6 +17,8 @@ SAMPLES = Case(seed=360).sized(batch=3, key_length=11)
 SIZES = (1, 2, 3, 4, 5, 8, 16)
 """Tokens of a page: some divide some of the lengths, and one page is longer than all."""
 
+PADDINGS = (Padding.NONE, Padding.LENGTHS)
+
 
 def paged(case: Case, size: int) -> Case:
     return case.extended(page_size=size)
@@ -25,6 +27,11 @@ def paged(case: Case, size: int) -> Case:
 def lengths(case: Case, size: int) -> Case:
     """Each sample has a length of its own."""
     return replace(paged(case, size), padding=Padding.LENGTHS)
+
+
+def rows(case: Case, padding: Padding, more: int = 2) -> Case:
+    """Its keys lie in rows of a cache."""
+    return replace(case, padding=padding).extended(cache_rows=more)
 
 
 def last(case: Case, queries: int, size: int) -> Case:
@@ -69,6 +76,13 @@ CLAUSES = table(
         *(paged(SAMPLES, size).extended(shared_prefix=True) for size in (1, 4)),
         *(lengths(SAMPLES, size).extended(shared_prefix=True) for size in (1, 2, 3)),
         context=CONTEXT + ", of which the first are shared",
+    ),
+    row(
+        "paged.cache-rows",
+        *(rows(case, padding) for case in (SAMPLES, SAMPLES.sized(query_length=1)) for padding in PADDINGS),
+        rows(SAMPLES, Padding.NONE, more=5),
+        rows(LONG, Padding.NONE),
+        context="rows of a cache, {case.extension.cache_rows} more than samples",
     ),
     row("paged.decode", *(last(SAMPLES, 1, size) for size in SIZES), last(LONG, 1, 16), context=CONTEXT),
     row("paged.append", *(last(SAMPLES, 3, size) for size in SIZES), last(LONG, 5, 16), context=CONTEXT),

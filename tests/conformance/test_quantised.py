@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from attention_conformance.spec.cases import Case, Padding
-from attention_conformance.spec.features import Codes, ScaledBy
+from attention_conformance.spec.stored_keys import Codes, ScaledBy
 from attention_conformance.tests.harness.judge.clause_tests import row, table
 
 PLAIN = Case(seed=370)
@@ -38,6 +38,12 @@ CLAUSES = table(
         "quantised.head-scales",
         *of_both(ScaledBy.HEAD),
         coded(PLAIN.sized(num_heads=7), scaled_by=ScaledBy.HEAD),
+        context=CONTEXT,
+    ),
+    row(
+        "quantised.sample-scales",
+        *of_both(ScaledBy.SAMPLE),
+        coded(PLAIN.sized(num_heads=2), scaled_by=ScaledBy.SAMPLE),
         context=CONTEXT,
     ),
     row(

@@ -23,7 +23,7 @@ DETECTED, UNDETERMINED, WRONG, KNOWN = "detected", "undetermined", "wrong", "kno
 OUTCOMES = (DETECTED, UNDETERMINED, KNOWN, WRONG)
 BASIC = {Feature.CORE, Feature.HEADS, Feature.PROJECTIONS, Feature.ALTERNATIVES, Feature.LINEAR_MEMORY}
 CACHES = {Feature.CACHE, Feature.STATIC_CACHE, Feature.RING_CACHE}
-UNPROBED = frozenset({*MODES, *FUNCTIONS.values(), *PARAMETERS, *BASIC, *CACHES, Feature.LATENT})
+UNPROBED = frozenset({*MODES, *FUNCTIONS.values(), *PARAMETERS, *BASIC, *CACHES, Feature.LATENT, Feature.CACHE_ROWS})
 """Features that have no probe of their own."""
 NEEDS: Mapping[str, tuple[set[Feature], ...]] = {
     "bool-mask": ({Feature.BOOL_MASK},),

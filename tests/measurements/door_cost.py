@@ -25,7 +25,7 @@ from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.features import Feature
 
 OF_MODULES = {Feature.DROPOUT, Feature.EVALUATION, Feature.CACHE, Feature.BIAS_KV}
-OF_STORED_KEYS = {Feature.PAGED, Feature.QUANTISED, Feature.LATENT}
+OF_STORED_KEYS = {Feature.PAGED, Feature.CACHE_ROWS, Feature.QUANTISED, Feature.LATENT}
 OPTIONS = {option.feature for option in CASE_OPTIONS} - OF_MODULES - OF_STORED_KEYS
 everything = Implementation("everything", Claims(Scope.OP, OP_FEATURES | OPTIONS), torch_op(Steps()))
 """

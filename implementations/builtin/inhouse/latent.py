@@ -25,7 +25,8 @@ FEATURES = frozenset(
         Feature.LATENT,
     }
 )
-"""What a function of latents offers: nothing of it has gradients."""
+"""What a function of latents offers."""
+DIFFERENTIABLE = FEATURES | {Feature.GRADIENTS}
 ALIGNED = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT_REAL)
 
 
@@ -72,7 +73,7 @@ def latent_attention(
 
 IN_TORCH = Implementation(
     "inhouse.latent",
-    Claims(Scope.OP, FEATURES, ALIGNED, fit=lengths_of_samples),
+    Claims(Scope.OP, DIFFERENTIABLE, ALIGNED, fit=lengths_of_samples),
     torch_op(LatentCall(LatentSteps())),
     "keys and values of all heads expanded from one latent for each token, in torch",
 )

@@ -23,6 +23,7 @@ FEATURES = OF_SCORES | {
     Feature.GROUPED,
     Feature.VALID_LENS,
     Feature.PAGED,
+    Feature.CACHE_ROWS,
 }
 """What a function of pages offers: nothing of it has gradients."""
 ALIGNED = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT_REAL)
@@ -32,12 +33,13 @@ def paged_attention(
     query: Array,
     key_cache: Array,
     value_cache: Array,
-    block_table: Array,
+    block_table: Array | None,
     context_lens: Array,
     is_causal: bool = False,
     scale: float | None = None,
     window_size: tuple[int, int] = NO_WINDOW,
     softcap: float | None = None,
+    cache_batch_idx: Array | None = None,
 ) -> Array:
     """The same as `PagedSteps`, with a running softmax: no page is copied.
 
@@ -45,13 +47,16 @@ def paged_attention(
         query: (B, Lq, H, d_k).
         key_cache: (pages, page_size, Hk, d_k).
         value_cache: (pages, page_size, Hk, d_v).
-        block_table: (B, pages of a sample).
+        block_table: (B, pages of a sample); None: each sample has one.
         context_lens: (B,).
         is_causal: no query sees a later key; the last query stands at the last key.
         scale: multiplies the scores; None is 1 / sqrt(d_k).
         window_size: so far a query sees to the left and to the right; -1 is no limit.
         softcap: bounds the scores.
+        cache_batch_idx: (B,), the page of each sample where there is no table.
     """
+    if block_table is None:
+        block_table = (np.arange(len(query)) if cache_batch_idx is None else cache_batch_idx)[:, None]
     batch, queries, heads, width = query.shape
     size, keyed, wide = value_cache.shape[1:]
     group, number = heads // keyed, np.dtype(np.float64 if query.dtype == np.float64 else np.float32).type

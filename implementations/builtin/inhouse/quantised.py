@@ -43,7 +43,7 @@ def quantised_attention(
         query: (B, H, Lq, d_k).
         key: (B, Hk, Lk, d_k) codes of 8 bits.
         value: (B, Hk, Lk, d_v) codes.
-        key_scale: (1,), (Hk,), (B, Hk, Lk) or (B, Hk, blocks).
+        key_scale: (1,), (Hk,), (B, Hk), (B, Hk, Lk) or (B, Hk, blocks).
         value_scale: the same.
         is_causal: no query sees a later key; the last query stands at the last key.
         scale: multiplies the scores; None is 1 / sqrt(d_k).
@@ -67,9 +67,9 @@ def quantised_attention(
 
 
 def _along_keys(scale: Array, length: int) -> Array:
-    """(1, 1, 1, 1, 1), (Hk, 1, 1, 1) or (B, Hk, 1, 1, Lk)."""
+    """(1, 1, 1, 1), (Hk, 1, 1, 1), (B, Hk, 1, 1, 1) or (B, Hk, 1, 1, Lk)."""
     if scale.ndim < 3:
-        return scale.reshape(-1, 1, 1, 1)
+        return scale[..., None, None, None]
     size = -(-length // max(1, scale.shape[-1]))
     return scale[..., np.arange(length) // max(1, size)][:, :, None, None]
 

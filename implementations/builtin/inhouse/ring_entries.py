@@ -1,111 +1,98 @@
-"""The ring as an implementation: a problem is cut into slices, for processes that are kept from call to call.
+"""The ring as a function of whole sequences, which each process of a group calls together with the others.
 
-They are started here, or are those of a group that this process is one of, as torchrun starts it.
+`python -m attention_conformance.implementations.worker.ranks --processes 2 MODULE:RING` presents it in so many.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from attention_conformance.implementations.adapters.op_options import extra_options
-from attention_conformance.implementations.adapters.tensors import to_array, to_tensor
-from attention_conformance.implementations.api.contract import Claims, Implementation, Result
-from attention_conformance.implementations.builtin.inhouse.call_options import Options, check
-from attention_conformance.implementations.builtin.inhouse.process_group import Processes
-from attention_conformance.implementations.builtin.inhouse.ring import ring_attention
+from attention_conformance.implementations.adapters.torch_op import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.builtin.inhouse.call_options import check, supported
+from attention_conformance.implementations.builtin.inhouse.ring import SUPPORTED, ring_attention
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.spec.problem import Array, Problem
-
-SLICED = ("query", "key", "value", "cotangent")
-Request = tuple[Mapping[str, Array], Mapping[str, Any], tuple[str, ...]]
-"""The slices of one process, options, and the names of what gradients are needed of."""
 
 
-def answered(request: Request) -> dict[str, Array]:
-    """What one process of the ring does with its slices."""
-    arrays, options, needs = request
-    given = _roles({name: to_tensor(array).requires_grad_(name in needs) for name, array in arrays.items()})
-    with torch.set_grad_enabled(bool(needs)):
-        output, lse = ring_attention(given["query"], given["key"], given["value"], **options)
-    results = {"output": to_array(output), "log_sum_exp": to_array(lse)}
-    if needs:
-        gradients = torch.autograd.grad(output, [given[name] for name in needs], given["cotangent"])
-        results |= {name: to_array(gradient) for name, gradient in zip(needs, gradients, strict=True)}
-    return results
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, *, exchanged: bool = False, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """`ring_attention` of which each process has the whole inputs, and gets the whole output and log-sum-exp.
+
+    Args:
+        query: (B, H, Lq, d_k).
+        key: (B, Hk, Lk, d_k).
+        value: (B, Hk, Lk, d_v).
+        exchanged: each process knows its own slices alone, and is told of the lengths of others.
+        options: those of `ring_attention`.
+    """
+    check(query.shape, key.shape, value.shape, supported(options, SUPPORTED))  # before any process waits for another
+    lengths = None if exchanged else (_lengths(query.shape[2]), _lengths(key.shape[2]))
+    own = _Shares.apply(query, key, value)  # type: ignore[no-untyped-call]
+    joined: tuple[Tensor, Tensor] = _Joined.apply(  # type: ignore[no-untyped-call]
+        query.shape[2], *ring_attention(*own, lengths=lengths, **options)
+    )
+    return joined
 
 
-def in_ring(count: int) -> Callable[[Problem, str], Result]:
-    """A `run` in so many processes."""
-    processes = Processes(count, answered)
+class _Shares(torch.autograd.Function):
+    """The tokens of this process, of each input."""
 
-    def run(problem: Problem, device: str) -> Result:
-        return _joined(problem, processes.together(_requests(problem, device, count)))
+    @staticmethod
+    def forward(ctx: Any, *whole: Tensor) -> tuple[Tensor, ...]:
+        ctx.lengths = [each.shape[2] for each in whole]
+        return tuple(each.split(_lengths(each.shape[2]), 2)[dist.get_rank()].clone() for each in whole)
 
-    return run
-
-
-def in_group(problem: Problem, device: str) -> Result:
-    """A `run` in the processes of this one's group, which all call it together."""
-    request = _requests(problem, device, dist.get_world_size())[dist.get_rank()]
-    answers: list[dict[str, Array]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(answers, answered(request))
-    return _joined(problem, answers)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *own: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_join(each, length) for each, length in zip(own, ctx.lengths, strict=True))
 
 
-def _requests(problem: Problem, device: str, count: int) -> list[Request]:
-    """That of each process."""
-    if device != "cpu":
-        raise ValueError(f"the processes of the ring compute on the CPU, not on {device}")
-    arrays, options = problem.arrays(), _options(problem)
-    check(problem.query.shape, problem.key.shape, problem.value.shape, Options(**options))
-    slices = [{name: _slice(arrays[name], rank, count) for name in SLICED if name in arrays} for rank in range(count)]
-    options["lengths"] = tuple([_roles(held)[name].shape[2] for held in slices] for name in ("query", "key"))
-    return [(held, options, _needs(problem)) for held in slices]
+class _Joined(torch.autograd.Function):
+    """The answers of all processes, one after another along the tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, length: int, *own: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_join(each, length) for each in own)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *whole: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(each.split(_lengths(each.shape[2]), 2)[dist.get_rank()] for each in whole)
 
 
-def _needs(problem: Problem) -> tuple[str, ...]:
-    return () if problem.cotangent is None else problem.needs
+def _join(own: Tensor, length: int) -> Tensor:
+    parts = []
+    for rank, tokens in enumerate(_lengths(length)):
+        mine = rank == dist.get_rank()
+        part = own.contiguous() if mine else own.new_empty(*own.shape[:2], tokens, *own.shape[3:])
+        if part.numel():
+            dist.broadcast(part, rank)
+        parts.append(part)
+    return torch.cat(parts, 2)
 
 
-def _joined(problem: Problem, answers: Sequence[Mapping[str, Array]]) -> Result:
-    results = {name: np.concatenate([answer[name] for answer in answers], axis=2) for name in answers[0]}
-    gradients = {name: results[name] for name in _needs(problem)}
-    return Result(results["output"], log_sum_exp=results["log_sum_exp"], gradients=gradients)
-
-
-def _options(problem: Problem) -> dict[str, Any]:
-    options = extra_options(problem, problem.arrays())
-    if "alibi_slopes" in options:
-        options["alibi_slopes"] = torch.tensor(options["alibi_slopes"].astype(np.float64))
-    return options | {"is_causal": problem.causal, "scale": problem.scale}
-
-
-def _roles(given: dict[str, Any]) -> dict[str, Any]:
-    """What is given, under the names of every role in which it is used: a shared input comes once."""
-    return {"key": given["query"], "value": given.get("key", given["query"]), **given}
-
-
-def _slice(array: Array, rank: int, count: int) -> Array:
-    """The consecutive tokens of a process; some get one more where the length is no multiple."""
-    length = array.shape[2]
-    return array[:, :, length * rank // count : length * (rank + 1) // count]
+def _lengths(length: int) -> Sequence[int]:
+    """So many consecutive tokens of a sequence for each process: some get one more where the length is no multiple."""
+    count = dist.get_world_size()
+    return [length * (rank + 1) // count - length * rank // count for rank in range(count)]
 
 
 _INPUTS = {Feature.CORE, Feature.HEADS, Feature.VALUE_WIDTH, Feature.CROSS, Feature.KEY_VALUE, Feature.EMPTY_SIZES}
 _OPTIONS = {Feature.SCALE, Feature.CAUSAL, Feature.GROUPED, Feature.WINDOW, Feature.SOFTCAP, Feature.ALIBI}
-_FEATURES = _INPUTS | _OPTIONS | {Feature.QUERY_START, Feature.GRADIENTS, Feature.LOG_SUM_EXP}
-_CLAIMS = Claims(Scope.OP, frozenset(_FEATURES))
-RING = Implementation("inhouse.ring", _CLAIMS, in_group, "attention over sequences cut into slices, one a process")
-"""As a function of a process group: it is no built-in, as it needs to be started in several processes."""
-RING_2, RING_4 = (
-    Implementation(
-        f"inhouse.ring.{count}",
-        _CLAIMS,
-        in_ring(count),
-        f"attention over sequences cut into {count} slices, in as many processes with torch.distributed between them",
-    )
-    for count in (2, 4)
+_OPTIONS |= {Feature.QUERY_START}
+_RESULTS = {Feature.GRADIENTS, Feature.LOG_SUM_EXP, Feature.ALTERNATIVES}
+RING = Implementation(
+    "inhouse.ring",
+    Claims(Scope.OP, frozenset(_INPUTS | _OPTIONS | _RESULTS)),
+    torch_op(attention, extras=("log_sum_exp",)),
+    "attention over sequences cut into slices, one a process",
+    alternatives={"lengths exchanged": torch_op(partial(attention, exchanged=True), extras=("log_sum_exp",))},
 )
+"""It is no built-in, as it needs to be started in several processes."""

@@ -81,12 +81,13 @@ class PagedSteps:
         query: Tensor,
         key_cache: Tensor,
         value_cache: Tensor,
-        block_table: Tensor,
+        block_table: Tensor | None,
         context_lens: Tensor,
         is_causal: bool = False,
         scale: float | None = None,
         window_size: tuple[int, int] = NO_WINDOW,
         softcap: float | None = None,
+        cache_batch_idx: Tensor | None = None,
     ) -> Tensor:
         """The answers to queries (B, Lq, H, d_k), which are the last of each sample's tokens; (B, Lq, H, d_v).
 
@@ -94,13 +95,17 @@ class PagedSteps:
             query: the queries.
             key_cache: (pages, page_size, Hk, d_k).
             value_cache: (pages, page_size, Hk, d_v).
-            block_table: (B, pages of a sample), the numbers of its pages in the order of its keys.
+            block_table: (B, pages of a sample), the numbers of its pages in the order of its keys; None: each sample
+                has one.
             context_lens: (B,), how many keys each sample has, those of the queries included.
             is_causal: no query sees a later key.
             scale: multiplies the scores; None is 1 / sqrt(d_k).
             window_size: so far a query sees to the left and to the right; -1 is no limit.
             softcap: scores become softcap * tanh(scores / softcap).
+            cache_batch_idx: (B,), the page of each sample where there is no table; None: the first sample has page 0.
         """
+        if block_table is None:
+            block_table = (torch.arange(len(query)) if cache_batch_idx is None else cache_batch_idx)[:, None]
         by, size = query.shape[-1] ** -0.5 if scale is None else scale, key_cache.shape[1]
         outputs = []
         for sample, rows in enumerate(query.to(accumulator(query.dtype))):

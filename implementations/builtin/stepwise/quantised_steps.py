@@ -20,9 +20,9 @@ def numbers(codes: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def spread(scale: Tensor, rows: Tensor) -> Tensor:
-    """(1,), (Hk,), (B, Hk, Lk) or (B, Hk, blocks), as it broadcasts to rows (B, Hk, Lk, d)."""
+    """(1,), (Hk,), (B, Hk), (B, Hk, Lk) or (B, Hk, blocks), as it broadcasts to rows (B, Hk, Lk, d)."""
     if scale.ndim < 3:
-        return scale.reshape(-1, 1, 1)
+        return scale[..., None, None]
     return of_blocks(scale, rows.shape[2])[..., None]
 
 
@@ -62,7 +62,7 @@ class QuantisedSteps:
             query: (B, H, Lq, d_k).
             key: (B, Hk, Lk, d_k) codes: int8, float8_e4m3fn or float8_e5m2.
             value: (B, Hk, Lk, d_v) codes.
-            key_scale: (1,), (Hk,), (B, Hk, Lk) or (B, Hk, blocks), by which codes are multiplied.
+            key_scale: (1,), (Hk,), (B, Hk), (B, Hk, Lk) or (B, Hk, blocks), by which codes are multiplied.
             value_scale: the same.
             is_causal: no query sees a later key; the last query stands at the last key.
             scale: multiplies the scores; None is 1 / sqrt(d_k).

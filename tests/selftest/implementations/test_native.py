@@ -19,7 +19,7 @@ from attention_conformance.tests.harness.judge.comparison import compare, part_o
 from attention_conformance.tests.harness.judge.judge import Judge
 
 CASES = (Case(), Case(causal=True), Case(padding=Padding.RIGHT))
-INDIRECT = {"source.b.columns", "inhouse.ring.2"}
+INDIRECT = {"source.b.columns"}
 
 
 def _parts(implementation: Implementation, case: Case) -> dict[str, float]:

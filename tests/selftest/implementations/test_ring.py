@@ -1,31 +1,21 @@
-"""The ring: equal to one process within the bounds, however the sequence is cut, and no wait without end."""
+"""The ring: equal to one process within the bounds, however the sequence is cut."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import shlex
 
-import numpy as np
 import pytest
 import torch
 
-from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.builtin.inhouse.process_group import LostProcessError, Processes
+from attention_conformance.implementations.builtin.inhouse import ring_entries
 from attention_conformance.implementations.builtin.inhouse.ring import merged
-from attention_conformance.implementations.builtin.inhouse.ring_entries import RING, RING_2, RING_4
-from attention_conformance.reference.expected import solve
+from attention_conformance.implementations.worker.elsewhere import module_command
+from attention_conformance.implementations.worker.ranks import MODULE
+from attention_conformance.implementations.worker.remote import commanded_candidate, end_process
 from attention_conformance.spec.cases import Case, Sizes
-from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.tests.selftest.implementations.ring_worker import rows, work
-from attention_conformance.tests.selftest.reference.agreement import op
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.reference.test_family import assert_agrees
+from attention_conformance.tests.selftest.thorough import by_turns
 
-ROOT = Path(__file__).parents[3]
 CASES = {
     "a length that is no multiple": Case(),
     "causal": Case(causal=True).sized(query_length=9, key_length=9),
@@ -40,94 +30,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("ring", [RING_2, RING_4], ids=lambda ring: ring.name)
-def test_agrees(ring: Implementation, name: str, dtype: str) -> None:
-    assert_agrees(ring, dtype, CASES[name])
-
-
-@pytest.fixture
-def processes() -> Iterator[Callable[..., Processes]]:
-    """Starts so many processes, which are ended after the test."""
-    groups = []
-
-    def start(count: int, timeout: float = 60.0) -> Processes:
-        groups.append(Processes(count, work, timeout))
-        groups[-1].together(["hello"] * count)
-        return groups[-1]
-
-    yield start
-    for each in groups:
-        each.stop()
-
-
-def test_lengths_that_are_not_given_are_exchanged(processes: Callable[..., Processes]) -> None:
-    two = processes(2)
-    expected = solve(op(*rows(), causal=True)).parts
-    parts = zip(*two.together(["lengths"] * 2), strict=True)
-    for name, slices in zip(("output", "log_sum_exp"), parts, strict=True):
-        assert not compare(name, np.concatenate(slices, 2), expected[name], "float64").message
-
-
-def test_in_a_group_each_process_has_the_whole_answer(processes: Callable[..., Processes]) -> None:
-    expected = solve(Judge(RING, "float64").problem(Case(causal=True))).parts["output"]
-    for answer in processes(2).together(["group"] * 2):
-        assert not compare("output", answer, expected, "float64").message
-
-
-@contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Asserts that its block takes no longer than so many seconds."""
-    until = time.monotonic() + seconds
-    yield
-    assert time.monotonic() < until
-
-
-class TestLostProcesses:
-    def test_one_that_was_killed_is_reported_and_replaced(self, processes: Callable[..., Processes]) -> None:
-        two = processes(2)
-        os.kill(two.running[1][0].pid, signal.SIGKILL)
-        with within(10.0), pytest.raises(LostProcessError, match="process 1 of 2 ended with exit code -9"):
-            two.together(["meet", "meet"])
-        assert not two.running
-        assert two.together(["meet", "meet"]) == ["meet", "meet"]
-        with within(10.0), pytest.raises(LostProcessError, match="process 0 of 2 ended with exit code 3"):
-            two.together(["end", "meet"])
-
-    def test_one_that_keeps_silent_is_given_up(self, processes: Callable[..., Processes]) -> None:
-        one = processes(1)
-        one.timeout = 1.0
-        with within(10.0), pytest.raises(LostProcessError, match=r"processes \[0\] of 1 gave no answer in 1 s"):
-            one.together(["sleep"])
-
-    def test_one_that_does_not_even_read_is_given_up(self, processes: Callable[..., Processes]) -> None:
-        one = processes(1)
-        one.timeout = 1.0
-        os.kill(one.running[0][0].pid, signal.SIGSTOP)
-        with within(10.0), pytest.raises(LostProcessError, match="gave no answer"):
-            one.together(["hello" * 2**20])
-
-    def test_one_that_fails_is_quoted(self, processes: Callable[..., Processes]) -> None:
-        one = processes(1)
-        ((output, _),) = one.together(["alone"])
-        assert not compare("output", output, solve(op(*rows())).parts["output"], "float64").message
-        with within(10.0), pytest.raises(LostProcessError, match="process 0 of 1 raised ArithmeticError: no answer to"):
-            one.together(["fail"])
-
-
-def test_processes_end_with_the_one_that_started_them() -> None:
-    script = (
-        "from attention_conformance.implementations.builtin.inhouse.process_group import Processes\n"
-        "if __name__ == '__main__':\n"
-        "    one = Processes(1, str)\n"
-        "    assert one.together([1]) == ['1']\n"
-        "    print(one.running[0][0].pid)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(done.stdout), 0)
+@pytest.mark.parametrize("processes", by_turns([2, 4, 1], 3))
+def test_agrees_however_the_sequence_is_cut(processes: int) -> None:
+    command = [*module_command(MODULE), "--processes", str(processes), f"{ring_entries.__name__}:RING"]
+    ring = commanded_candidate(shlex.join(command), {})
+    try:
+        for case in CASES.values():
+            for dtype in ("float64", "bfloat16"):
+                assert_agrees(ring, dtype, case)
+        verdicts = run(ring, ("relations.alternatives", "errors.heads", "gradients.shared-input"), ("float64",))
+        assert {each.clause: each.status for each in verdicts if each.status is not Status.PASS} == {}
+    finally:
+        end_process(ring)
 
 
 def test_parts_that_saw_no_key_are_merged() -> None:
@@ -140,9 +54,3 @@ def test_parts_that_saw_no_key_are_merged() -> None:
     output, whole = merged(none, lse, none, lse)
     assert not output.any()
     assert torch.equal(whole, lse)
-
-
-def test_the_ring_refuses_another_device() -> None:
-    judge = Judge(RING_2, "float32")
-    with pytest.raises(ValueError, match="on the CPU, not on cuda"):
-        RING_2.run(judge.problem(Case()), "cuda")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from attention_conformance.implementations.builtin.inhouse import ring_entries
+from attention_conformance.implementations.worker.ranks import MODULE
 from attention_conformance.tests.measurements import wheels
 from attention_conformance.tests.measurements.wheels import PARTS, ROOT, Environment
 from attention_conformance.tests.selftest.discovery.making import write
@@ -142,8 +144,9 @@ def test_it_judges_within_a_project(environment: Environment, project: Path) -> 
 
 
 def test_processes_of_an_implementation_find_the_suite(environment: Environment, tmp_path: Path) -> None:
-    ring = ("--implementation", "inhouse.ring.2", "--clause", "scores.dot-product", "--dtype", "float32")
-    environment.output("python", "-m", "attention_conformance", "check", *ring, at=tmp_path)
+    command = f"{environment.folder}/bin/python -m {MODULE} --processes 2 {ring_entries.__name__}:RING"
+    given = ("--command", command, "--clause", "scores.dot-product", "--dtype", "float32")
+    environment.output("python", "-m", "attention_conformance", "check", *given, at=tmp_path)
 
 
 def test_everything_that_runs_is_installed_with_it(wheel: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from attention_conformance.implementations.adapters.latent import LatentCall
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.builtin.inhouse.latent import ALIGNED, FEATURES, LATENT
+from attention_conformance.implementations.builtin.inhouse.latent import ALIGNED, DIFFERENTIABLE, LATENT
 from attention_conformance.spec.features import Feature, Scope
 
 
@@ -44,7 +44,7 @@ def token_by_token(*given: Tensor, scale: float | None = None) -> Tensor:
 
 
 def _made(name: str, function: Any) -> Implementation:
-    features = FEATURES - {Feature.CAUSAL, Feature.VALID_LENS}
+    features = DIFFERENTIABLE - {Feature.CAUSAL, Feature.VALID_LENS}
     return Implementation(name, Claims(Scope.OP, features, ALIGNED), torch_op(LatentCall(function)))
 
 

@@ -12,9 +12,10 @@ from attention_conformance.implementations.builtin.inhouse.paged import ALIGNED,
 from attention_conformance.spec.features import Feature, Scope
 
 
-def all_at_once(query: Tensor, *pages: Tensor, is_causal: bool = False, scale: float | None = None) -> Tensor:
+def all_at_once(query: Tensor, *pages: Any, is_causal: bool = False, scale: Any = None, **named: Any) -> Tensor:
     """All samples in one product: what stands behind the last key is masked, and its values are replaced."""
     keys, values, table, lengths = pages
+    table = named["cache_batch_idx"][:, None] if named else table
     key, value = (pool[table.long()].flatten(1, 2).to(torch.float64) for pool in (keys, values))
     places = torch.arange(key.shape[1])
     held = places < lengths[:, None]
@@ -28,9 +29,12 @@ def all_at_once(query: Tensor, *pages: Tensor, is_causal: bool = False, scale: f
     return (weights @ value).transpose(1, 2).to(query.dtype)
 
 
-def token_by_token(query: Tensor, *pages: Tensor, is_causal: bool = False, scale: float | None = None) -> Tensor:
+def token_by_token(
+    query: Tensor, *pages: Any, is_causal: bool = False, scale: float | None = None, **named: Any
+) -> Tensor:
     """Each key is looked up on its own, in slots: page times page size, and the place in the page."""
     keys, values, table, lengths = pages
+    table = named["cache_batch_idx"][:, None] if named else table
     size, group = keys.shape[1], query.shape[2] // max(1, keys.shape[2])
     flat, rows = (pool.flatten(0, 1) for pool in (keys, values)), []
     key_slots, value_slots = flat

@@ -11,7 +11,8 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.builtin.inhouse.quantised import ALIGNED, FEATURES, QUANTISED
 from attention_conformance.implementations.builtin.stepwise import quantised_steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
-from attention_conformance.spec.features import Feature, ScaledBy, Scope
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.stored_keys import ScaledBy
 
 
 def in_query_and_output(query: Tensor, key: Tensor, value: Tensor, *scales: Tensor, **options: Any) -> Tensor:
@@ -43,5 +44,6 @@ RIGHT = (
     _made("quantised.in-query-and-output", in_query_and_output, fit=OF_HEADS),
     _made("quantised.in-the-working-dtype", in_the_working_dtype),
 )
-WITHOUT = {"quantised.in-query-and-output": ("quantised.token-scales", "quantised.block-scales", "quantised.grouped")}
+UNTAKEN = tuple(f"quantised.{each}" for each in ("sample-scales", "token-scales", "block-scales", "grouped"))
+WITHOUT = {"quantised.in-query-and-output": UNTAKEN}
 """Clauses on scales that a style does not take."""
