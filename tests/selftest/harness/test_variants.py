@@ -65,8 +65,8 @@ def tiled(query: Tensor, key: Tensor, value: Tensor, causal: bool, fault: str) -
 def test_tiles_answer_as_a_loop_over_them_does(fault: str, words: str) -> None:
     for case in (Case(causal=True).sized(query_length=9), Case().sized(query_length=3)):
         problem = build(case, "float64").forward_only()
-        inputs = (torch.from_numpy(x.copy()) for x in (problem.query, problem.key, problem.value))
-        output, log = tiled(*inputs, causal=case.causal, fault=fault)
+        query, key, value = (torch.from_numpy(x.copy()) for x in (problem.query, problem.key, problem.value))
+        output, log = tiled(query, key, value, case.causal, fault)
         made = edit(words).answer(problem, CLAIMED)
         np.testing.assert_allclose(made.output, output.numpy(), rtol=1e-12, atol=1e-13)
         assert made.log_sum_exp is not None
@@ -102,7 +102,8 @@ def aligned_last_where_queries_are_more(
         lengths = scores.shape[-2:]
         seen = torch.ones(lengths, dtype=torch.bool).tril(min(lengths[1] - lengths[0], 0))
         scores = scores.masked_fill(~seen, -torch.inf)
-    return scores.softmax(-1) @ value
+    output: Tensor = scores.softmax(-1) @ value
+    return output
 
 
 def seen_in(case: Case) -> Observation:
