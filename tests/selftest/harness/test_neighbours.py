@@ -21,7 +21,8 @@ CASES = (Case(), Case(seed=1).sized(key_length=11, d_k=8), Case(seed=2, score_st
 def linear(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     query, key = (F.elu(x) + 1.0 for x in (query, key))
     sums = (query * key.sum(-2, keepdim=True)).sum(-1, keepdim=True)
-    return query @ (key.mT @ value) / (sums + 1e-6)
+    mixed: Tensor = query @ (key.mT @ value) / (sums + 1e-6)
+    return mixed
 
 
 def sigmoid(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
