@@ -185,9 +185,15 @@ def _of_entries() -> Iterator[Edit]:
 
 def with_entry(stage: Stage, entry: str, words: str, change: Callable[[Any], Any], rank: float) -> Edit:
     """An entry changed before a stage."""
-    inserted = Stage(words, lambda state: {entry: change(state.get(entry))}, (entry,))
+    changed: Callable[[State], State] = lambda state: {entry: change(state.get(entry))}  # noqa: E731
+    within = Stage(words, lambda state: stage.change(state | changed(state)), stage.reads, stage.needs)
+    inserted = (within,) if entry in OF_HIDING else (Stage(words, changed, (entry,)), stage)
     repair = f"Apply the {stage.name} as it is given."
-    return Edit(words, repair, partial(_replaced, stage, (inserted, stage)), ((stage, ""),), rank)
+    return Edit(words, repair, partial(_replaced, stage, inserted), ((stage, ""),), rank)
+
+
+OF_HIDING = ("hidden", "dimmed")
+"""Entries that a mask may change for itself: those that follow hide as they should."""
 
 
 def _with(entry: str, change: Callable[[State], Any], state: State) -> State:
