@@ -32,8 +32,8 @@ def unusable(case: Case, elements: int = MOST_ELEMENTS) -> str:
         return "case.score_std, case.extension.relative_bias and the lengths of chunks cannot be negative"
     if (dim := case.extension.rotary_dim) is not None and not (dim % 2 == 0 < dim <= case.sizes.d_k):
         return f"case.extension.rotary_dim is {dim}, and has to be even, and 2 to {case.sizes.d_k}, the width of a head"
-    if case.extension.page_size < 0:
-        return f"case.extension.page_size is {case.extension.page_size}, and cannot be negative"
+    if min(case.extension.page_size, case.extension.cache_rows) < 0:
+        return "case.extension.page_size and case.extension.cache_rows cannot be negative"
     if case.extension.norm_epsilon is not None and case.extension.norm_epsilon < 0.0:
         return f"case.extension.norm_epsilon is {case.extension.norm_epsilon}, and cannot be negative"
     if min(case.extension.latent, case.extension.decoupled) < 0:
@@ -71,6 +71,7 @@ def _elements(case: Case) -> Iterator[int]:
     s, e, form = case.sizes, case.extension, case.module
     heads = max(s.batch, 1) * s.num_heads
     rows = max(s.query_length, s.key_length, e.cache_length, abs(e.query_start or 0), sum(e.chunks), 1)
+    yield (s.batch + e.cache_rows) * s.kv_heads * max(s.key_length, 1) * max(s.d_k, s.d_v)
     yield heads * max(s.query_length, 1) * max(s.key_length, e.cache_length, 1)
     yield heads * rows * max(s.d_k, s.d_v)
     yield s.num_heads * e.relative_bias

@@ -82,8 +82,12 @@ def module_modes(
     *wanted: Feature,
     extras: Sequence[str] = (),
     backend: str = BACKEND,
+    whole: bool = True,
 ) -> Modes:
-    """The wanted modes of a module, or all of them; the arguments are those of `torch_module` and `op_modes`."""
+    """The wanted modes of a module, or all of them; the arguments are those of `torch_module` and `op_modes`.
+
+    `whole`: copies are those of `copy.deepcopy` and of `pickle`, and not of the first alone.
+    """
 
     def calling(transform: Transform) -> Call:
         return lambda module, given, problem: call(Through(transform, module), given, problem)
@@ -94,7 +98,7 @@ def module_modes(
         for mode, hows in transforms.items()
     }
     modes[Feature.DOUBLE_BACKWARD] = torch_module(build, call, places, extras=extras, twice=True)
-    modules = _Modules(build, call, places, extras)
+    modules = _Modules(build, call, places, extras, whole)
     modes |= {Feature.SAVED: modules.saved, Feature.COPIED: modules.copied}
     return {mode: run for mode, run in modes.items() if not wanted or mode in wanted}
 
@@ -118,6 +122,7 @@ class _Modules:
     call: Call
     places: Places | FindPlaces
     extras: Sequence[str]
+    whole: bool
 
     def saved(self, problem: Problem, device: str) -> Result:
         """Loaded from a file, and from the live state of another module; each is used before, and changed after."""
@@ -140,16 +145,14 @@ class _Modules:
     def copied(self, problem: Problem, device: str) -> Result:
         """Copies of a module that has been used answer once it is changed, and it answers once its copy is."""
         first, second = (self._loaded(problem, device) for _ in range(2))
-        deep, whole = copy.deepcopy(first), pickle.loads(pickle.dumps(first))
+        copies = {"a copy": copy.deepcopy(first)}
+        if self.whole:
+            copies["stored whole"] = pickle.loads(pickle.dumps(first))
         other = copy.deepcopy(second)
         scramble(first)
         scramble(other)
-        answer = self._answer(deep, problem, device)
-        others = {
-            "stored whole": self._answer(whole, problem, device),
-            "the original": self._answer(second, problem, device),
-        }
-        return replace(answer, others=others)
+        answer, *others = (self._answer(each, problem, device) for each in (*copies.values(), second))
+        return replace(answer, others=dict(zip([*copies, "the original"][1:], others, strict=True)))
 
     def _loaded(self, problem: Problem, device: str) -> nn.Module:
         """A new module with the problem's parameters, after a call with gradients."""
@@ -175,8 +178,7 @@ class _Modules:
 
 
 def scramble(module: nn.Module) -> None:
-    """Changes all numbers that a module keeps, in place."""
+    """Changes all parameters of a module in place; its buffers may be tables that all modules of its class share."""
     with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.is_floating_point():
-                tensor.mul_(-0.5).add_(1.0)
+        for parameter in module.parameters():
+            parameter.mul_(-0.5).add_(1.0)

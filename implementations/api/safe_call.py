@@ -97,11 +97,13 @@ class CallOutcome(Generic[Answer]):
 
     Attributes:
         refused: whether a statement of the candidate's own raised the exception; see `by_own_statement`.
+        wanted: the attribute of an array that was read and that no array has: an object of another kind was expected.
     """
 
     value: Answer | None = None
     error: str = ""
     refused: bool = False
+    wanted: str = ""
 
 
 def safe_call(call: Callable[[], Answer]) -> CallOutcome[Answer]:
@@ -113,7 +115,9 @@ def safe_call(call: Callable[[], Answer]) -> CallOutcome[Answer]:
         return CallOutcome(restored(call))
     except (CandidateError, PathError) as error:
         cause = error.__cause__ or error
-        return CallOutcome(error=error_line(cause), refused=by_own_statement(cause))
+        lacking = isinstance(cause, AttributeError) and hasattr(getattr(cause, "obj", None), "shape")
+        wanted = str(getattr(cause, "name", "")) if lacking else ""
+        return CallOutcome(error=error_line(cause), refused=by_own_statement(cause), wanted=wanted)
 
 
 def by_own_statement(error: BaseException) -> bool:

@@ -23,6 +23,7 @@ from attention_conformance.implementations.builtin.kernel_entries import (
     of_triton,
 )
 from attention_conformance.implementations.builtin.mha import MHA_INDUCTOR, TORCH_MODULES
+from attention_conformance.implementations.builtin.nested import NESTED, no_nested, of_nested
 from attention_conformance.implementations.builtin.sdpa import SDPA_INDUCTOR, TORCH_OPS
 from attention_conformance.implementations.builtin.sources.adapters import SOURCES
 
@@ -45,6 +46,7 @@ ON_REQUEST: tuple[Implementation, ...] = (
     *(() if missing() else (COMPILED, SDPA_INDUCTOR, MHA_INDUCTOR)),
     *(() if no_triton() else (of_triton(),)),
     *(() if no_pallas() else (of_pallas(),)),
+    *(() if no_nested() else (of_nested(),)),
 )
 """Costly ones, that take part where --implementation names them in full."""
 NAMED: tuple[Implementation, ...] = (*COMPOSITIONS, PAGED_TORCH, QUANTISED_TORCH, *LATENT)
@@ -55,6 +57,7 @@ ABSENT: Mapping[str, str] = {
         (missing(), (COMPILED.name, SDPA_INDUCTOR.name, MHA_INDUCTOR.name)),
         (no_triton(), (TRITON,)),
         (no_pallas(), (PALLAS,)),
+        (no_nested(), (NESTED,)),
     )
     for name in names
     if why

@@ -88,3 +88,24 @@ def buckets_by_the_number_of_the_row(query: Tensor, key: Tensor, value: Tensor, 
 def gradient_of_buckets_averaged(scores: Tensor, table: Tensor, of: Tensor) -> Tensor:
     averaged = table / len(scores)
     return add_buckets(scores, averaged + (table - averaged).detach(), of)
+
+
+@breaks_bucket(SCORES, GRADIENTS)
+def distance_of_zero_among_the_later(ahead: Tensor, count: int, most: int, bidirectional: bool) -> Tensor:
+    found = bucket(ahead, count, most, bidirectional)
+    return found + count // 2 * (ahead == 0) if bidirectional else found
+
+
+@breaks_bucket(SCORES, GRADIENTS, "bucketed-bias.distance")
+def half_of_the_largest_distance(ahead: Tensor, count: int, most: int, bidirectional: bool) -> Tensor:
+    return bucket(ahead, count, max(most // 2, count // 4 + 1) if bidirectional else most, bidirectional)
+
+
+@breaks_table(SCORES, GRADIENTS)
+def table_read_head_by_head(scores: Tensor, table: Tensor, of: Tensor) -> Tensor:
+    return add_buckets(scores, table.reshape(table.shape[::-1]).T, of)
+
+
+@breaks_table(GRADIENTS, holds=(SCORES, *PLAIN), severity=GRADIENT)
+def first_bucket_never_learned(scores: Tensor, table: Tensor, of: Tensor) -> Tensor:
+    return add_buckets(scores, torch.cat([table[:1].detach(), table[1:]]), of)

@@ -16,6 +16,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always_scores import with_scores
 from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import HALF, Floats
+from attention_conformance.implementations.discovery.size_limits import without_unequal_lengths
 from attention_conformance.spec.cases import Case, Sharing
 from attention_conformance.spec.conventions import Alignment, CausalWithMask
 from attention_conformance.spec.features import Feature
@@ -79,6 +80,8 @@ def _causal_with_others(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck
         conventions = replace(conventions, causal_alignment=Alignment.BOTTOM_RIGHT)
         notes = [*notes, f"its causal mask starts {Alignment.BOTTOM_RIGHT}"]
     check = replace(check, claims=replace(check.claims, conventions=conventions))
+    check, unequal = without_unequal_lengths(check)
+    notes = [*notes, *unequal]
     if Feature.BOOL_MASK in check.claims and any(_sees_later(check, MASKED)):
         return check.without(MASKS), [*notes, "masks not claimed: with one it is not causal any more"]
     return check, notes

@@ -1,13 +1,14 @@
-"""Array modules: classes of flax, equinox and haiku, whose weights are trees of JAX arrays, as torch modules."""
+"""Array modules: classes of flax, equinox, haiku, keras and mlx, whose weights are trees of arrays, as modules."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 from typing import Any, cast
 
+import numpy as np
 from torch import nn
 
 from attention_conformance.implementations.adapters.jax_programs import evaluated, evaluation
@@ -26,6 +27,8 @@ TRAINING = ("train", "training", "is_training", "is_train")
 """Parameters of a call that state whether it drops weights."""
 INITIAL = ("w_init", "w_init_scale")
 """Parameters that state how haiku draws weights."""
+COUNTED = (Size.HEADS, Size.WIDTH, Size.HEAD_WIDTH, Size.LENGTH)
+"""What a number by default counts that is not that of the suite."""
 Tree = Any
 
 
@@ -59,14 +62,21 @@ def _constructor(kind: type) -> list[inspect.Parameter]:
 
 
 def _built(kind: type) -> inspect.Signature:
-    """The signature of its constructor, which a metaclass may hide."""
+    """The signature of its constructor, which a metaclass may hide; with what its **kwargs hands on to its base."""
     whole = inspect.signature(kind.__init__)  # type: ignore[misc]  # of a class, not of an instance
-    return whole.replace(parameters=list(whole.parameters.values())[1:])
+    own = list(whole.parameters.values())[1:]
+    if own and own[-1].kind is inspect.Parameter.VAR_KEYWORD and len(kind.__mro__) > 2:
+        base = next((each for each in kind.__mro__[1:] if "__init__" in vars(each)), object)
+        further = _built(base).parameters.values() if base is not object else []
+        names = {p.name for p in own}
+        own += [p.replace(kind=p.KEYWORD_ONLY) for p in further if p.name not in names and not is_variadic(p)]
+        own.sort(key=lambda p: p.kind)
+    return whole.replace(parameters=own)
 
 
 def _counts(parameter: inspect.Parameter) -> bool:
     """Whether its default is a size that would not be that of the suite."""
-    return type(parameter.default) is int and size_of(parameter.name) in (Size.HEADS, Size.WIDTH, Size.LENGTH)
+    return type(parameter.default) is int and size_of(parameter.name) in COUNTED
 
 
 def _with_width(parameters: Sequence[inspect.Parameter]) -> inspect.Signature:
@@ -82,8 +92,20 @@ def _call(kind: type) -> inspect.Signature:
     """The signature of its call, without self and sources of random numbers."""
     whole = list(inspect.signature(cast(Any, kind).__call__).parameters.values())[1:]
     fixed = _fixed(kind)
-    hidden = [p for p in whole if (p.kind is p.KEYWORD_ONLY and p.name in HIDDEN) or (p.name in fixed and required(p))]
+    hidden = [p for p in whole if _is_source(p, whole) or (p.name in fixed and required(p))]
     return inspect.Signature([p for p in whole if p not in hidden])
+
+
+def _is_source(parameter: inspect.Parameter, every: Sequence[inspect.Parameter]) -> bool:
+    """Whether a parameter of a call takes a source of random numbers: no `key` beside a query or a value."""
+    inputs = {role(p.name) for p in every} - {"key"}
+    return parameter.name in HIDDEN and (parameter.kind is parameter.KEYWORD_ONLY or not inputs & set(INPUTS))
+
+
+def _sources(kind: type) -> list[str]:
+    """The sources of random numbers that its call has to be given."""
+    whole = list(inspect.signature(cast(Any, kind).__call__).parameters.values())[1:]
+    return [p.name for p in whole if _is_source(p, whole) and required(p)]
 
 
 def _split(tree: Tree) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Tree]]:
@@ -110,15 +132,13 @@ def _path(keys: Sequence[Any]) -> str:
 
 def _zeros(width: int, called: inspect.Signature) -> list[list[Any]]:
     """Inputs that may be given to make the parameters: with samples, and without."""
-    import jax.numpy as jnp
-
     named = [p for p in called.parameters.values() if role(p.name)]
     needed = [p for p in called.parameters.values() if required(p)]
     count = 3 if {role(p.name) for p in named} == set(INPUTS) else max(1, len(needed))
-    seen = [jnp.ones((1, 1, 1, 1), bool)] * sum("mask" in words_of(p.name) for p in needed)
+    seen = [np.ones((1, 1, 1, 1), bool)] * sum("mask" in words_of(p.name) for p in needed)
     counts = dict.fromkeys((count, max(1, count - len(seen)), 1))
     shapes = ((1, 2, width), (2, width))
-    plain = [[jnp.zeros(shape)] * each for each in counts for shape in shapes]
+    plain = [[np.zeros(shape, np.float32)] * each for each in counts for shape in shapes]
     return [*([*each, *seen] for each in plain if seen and len(each) + len(seen) == count), *plain]
 
 
@@ -186,13 +206,14 @@ def _haiku(kind: type) -> type[nn.Module]:
 def _equinox(kind: type) -> type[nn.Module]:
     parameters, called = _constructor(kind), _call(kind)
     random = [n for n, p in _built(kind).parameters.items() if n in HIDDEN or is_random(p)]
+    sources = _sources(kind)
 
     def made(**given: Any) -> Held:
         module: Any = kind(**given, **{name: random_key() for name in random})
         arrays, joined = _split(module)
 
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
-            return joined(arrays)(*inputs, **options)
+            return joined(arrays)(*inputs, **{name: random_key() for name in sources}, **options)
 
         return Held(arrays, answer, "jax", evaluation(kind))
 
@@ -219,10 +240,75 @@ def _nnx(kind: type) -> type[nn.Module]:
     return cast("type[nn.Module]", mirror_class(kind, _once(made), inspect.Signature(parameters), called))
 
 
+def _mlx(kind: type) -> type[nn.Module]:
+    parameters, called = _constructor(kind), _call(kind)
+
+    def made(**given: Any) -> Held:
+        mx: Any = import_module("mlx.core")
+        utils: Any = import_module("mlx.utils")
+        module: Any = kind(**given)
+        module.eval()
+
+        def into(each: Any) -> Any:
+            return mx.array(each) if isinstance(each, np.ndarray) else each
+
+        def back(each: Any) -> Any:
+            if isinstance(each, tuple | list):
+                return tuple(map(back, each))
+            return np.array(each) if isinstance(each, mx.array) else each
+
+        def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+            module.update(utils.tree_unflatten([(path, into(array)) for path, array in arrays.items()]))
+            return back(module(*map(into, inputs), **{name: into(each) for name, each in options.items()}))
+
+        return Held({path: back(array) for path, array in utils.tree_flatten(module.parameters())}, answer, "numpy")
+
+    return cast("type[nn.Module]", mirror_class(kind, made, inspect.Signature(parameters), called))
+
+
+def _keras(kind: type) -> type[nn.Module]:
+    parameters = _constructor(kind)
+    whole = list(inspect.signature(cast(Any, kind).call).parameters.values())[1:]
+    called = inspect.Signature([p for p in whole if p.name not in TRAINING])
+    fixed = {p.name: False for p in whole if p.name in TRAINING}
+    given_width = any(p.name == WIDTH for p in parameters)
+
+    def made(embed_dim: int, **given: Any) -> Held:
+        keras: Any = import_module("keras")
+        module: Any = kind(**given, **({WIDTH: embed_dim} if given_width else {}))
+        _first([partial(module, *each, **fixed) for each in _zeros(embed_dim, called)])
+        places = dict(_variables(keras, module, "", module))
+        kept = {path: keras.ops.convert_to_numpy(place.value) for path, place in places.items()}
+
+        def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+            with keras.StatelessScope(state_mapping=[(places[path], each) for path, each in arrays.items()]):
+                return module(*inputs, **{**fixed, **options})
+
+        return Held(kept, answer, keras.config.backend(), evaluation(kind))
+
+    return cast("type[nn.Module]", mirror_class(kind, made, _with_width(parameters), called))
+
+
+def _variables(keras: Any, owner: Any, path: str, module: Any) -> Iterator[tuple[str, Any]]:
+    """The variables of a layer and of the layers among its attributes, by path."""
+    trained = {id(each) for each in module.trainable_variables}
+    seen: set[int] = set()
+    children = dict(owner.named_children()) if isinstance(owner, nn.Module) else {}
+    for name, each in {**vars(owner), **children}.items():
+        at = f"{path}.{name.strip('_')}" if path else name.strip("_")
+        if isinstance(each, keras.Variable) and id(each) in trained - seen:
+            seen.add(id(each))
+            yield at, each
+        elif isinstance(each, keras.layers.Layer) and each is not owner:
+            yield from _variables(keras, each, at, module)
+
+
 MAKERS: Mapping[str, Callable[[type], type[nn.Module]]] = {
     "flax.linen": _linen,
     "flax.nnx": _nnx,
     "equinox": _equinox,
     "haiku": _haiku,
+    "mlx": _mlx,
+    "keras": _keras,
 }
 """How a class is mirrored, by the package of one of its bases."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from dis import get_instructions
 from itertools import islice, product
 from types import CodeType
 from typing import Any
@@ -31,7 +33,7 @@ MOST = 24
 """Attempts at one class."""
 GUESSES = (Size.NOTHING, Size.WIDTH, Size.HEADS, Size.FLAG)
 """What is tried for a parameter whose name states nothing."""
-OF_A_HEAD = {"d", "k", "v", "q", "head", "key", "keys", "value", "values"}
+OF_A_HEAD = {"d", "k", "v", "q", "head", "key", "keys", "value", "values", "query", "queries"}
 WIDTHS = {"dim", "size", "width", "features", "channels", "units", "embed", "embd", "emb", "d", "hidden", "model", "c"}
 """Words in the names of widths: of one head perhaps, and of any."""
 OF_WINDOWS = {"window", "resolution"}
@@ -69,7 +71,7 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
     for chosen in product(*choices.values()):
         sizes = dict(zip(choices, chosen, strict=True))
         counted = {*sizes.values(), *in_file.values()}
-        if sizes and Size.WIDTH in counted | ({Size.WIDTH} if Size.HEAD_WIDTH in counted and not in_file else set()):
+        if Size.WIDTH in counted | ({Size.WIDTH} if Size.HEAD_WIDTH in counted and not in_file else set()):
             others = {n: s for n, s in in_file.items() if s not in sizes.values()}
             guessed = tuple(n for n, possible in choices.items() if possible is GUESSES and sizes[n] in GUESSES[1:3])
             made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed)
@@ -84,7 +86,8 @@ def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
         return ()
     if "head" in words and "size" in words:
         return Size.HEAD_WIDTH, Size.HEADS, Size.WIDTH
-    if size is Size.HEAD_WIDTH or (words & OF_A_HEAD and words & WIDTHS and size is not Size.HEADS):
+    of_a_head = words & (OF_A_HEAD - {"d"} if size is Size.WIDTH else OF_A_HEAD)
+    if size is Size.HEAD_WIDTH or (of_a_head and words & WIDTHS and size is not Size.HEADS):
         return Size.HEAD_WIDTH, Size.WIDTH
     if size is not None or parameter.name in GROUPS:
         return (size or Size.HEADS,)
@@ -106,7 +109,10 @@ def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
 
 
 def _globals(kind: type[nn.Module]) -> dict[str, Size]:
-    """The numbers of its file that its code, or that of another class there, names as sizes."""
+    """The variables of its file that its code, or that of another class there, names as sizes.
+
+    Those that the file sets only as it is run as a program are not set yet.
+    """
     space: Mapping[str, Any] = getattr(kind.__init__, "__globals__", {})
     own = [each for each in vars(kind).values() if inspect.isfunction(each)]
     names = {name for function in own for name in _names(function.__code__)}
@@ -114,14 +120,14 @@ def _globals(kind: type[nn.Module]) -> dict[str, Size]:
     for each in inner:
         if each.__module__ == kind.__module__:
             names |= {name for f in vars(each).values() if inspect.isfunction(f) for name in _names(f.__code__)}
-    numbers = [name for name in sorted(names) if type(space.get(name)) in (int, float)]
-    found = {name: size for name in numbers if (size := size_of(name))}
+    numbers = [name for name in sorted(names) if type(space.get(name, 0)) in (int, float)]
+    found = {name: size for name in numbers if (size := size_of(name)) and not hasattr(builtins, name)}
     return found if Size.WIDTH in found.values() else {}
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names that code reads, inner functions included."""
-    yield from code.co_names
+    """The variables of its file that code reads, inner functions included."""
+    yield from (each.argval for each in get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -52,7 +53,8 @@ def _norms(module: nn.Module) -> Iterator[str]:
 
 def _of_query_or_key(path: str, part: nn.Module) -> bool:
     """Whether it is named as a norm of queries or keys, and holds no matrix."""
-    return bool(role_of(path)) and all(parameter.ndim < 2 for parameter in part.parameters())
+    computes = type(part) is not nn.Module  # as what only holds the arrays of another module
+    return computes and bool(role_of(path)) and all(parameter.ndim < 2 for parameter in part.parameters())
 
 
 def _some_biases(module: nn.Module) -> Iterator[str]:
@@ -131,13 +133,37 @@ def holding(module: nn.Module, held: Mapping[str, str]) -> nn.Module:
     return module
 
 
-@contextmanager
-def with_globals(kind: Any, values: Mapping[str, object]) -> Iterator[None]:
-    """Variables of the file of a class have these values while it is built."""
-    space = getattr(kind.__init__, "__globals__", {}) if values else {}
-    before = {name: space[name] for name in values if name in space}
-    space.update({name: values[name] for name in before})
-    try:
-        yield
-    finally:
-        space.update(before)
+@dataclass(eq=False)
+class Globals:
+    """Variables of the file of a class, and the values that they have while it is built, or called.
+
+    Attributes:
+        space: the variables.
+        values: theirs.
+        before: what they were outside of each call that is under way, the last one's last.
+    """
+
+    space: dict[str, Any]
+    values: Mapping[str, object]
+    before: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, kind: Any, values: Mapping[str, object]) -> Globals:
+        """Those of the file of a class."""
+        return cls(getattr(kind.__init__, "__globals__", {}), values)
+
+    def __enter__(self) -> None:
+        self.before.append({name: self.space[name] for name in self.values if name in self.space})
+        self.space.update(self.values)
+
+    def __exit__(self, *_: object) -> None:
+        for name in self.values:
+            self.space.pop(name, None)
+        self.space.update(self.before.pop())
+
+    def around(self, module: nn.Module) -> nn.Module:
+        """The module, in each call of which they have these values."""
+        if self.values:
+            module.register_forward_pre_hook(lambda *_: self.__enter__())
+            module.register_forward_hook(lambda *_: self.__exit__(), always_call=True)
+        return module

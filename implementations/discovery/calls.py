@@ -194,7 +194,21 @@ def _observed_call(attempt: Attempt) -> FunctionCall:
     if attempt.call.framework == "torch" and not _differentiable(attempt, arrays) and _takes_arrays(attempt, arrays):
         raise TargetError("it uses tensors as NumPy arrays")
     changed = [[_axis_changed(attempt, arrays, plain, n, axis) for axis in range(attempt.rank)] for n in range(3)]
-    return _read(attempt, arrays, plain, changed)
+    return _as_shaped(attempt, _read(attempt, arrays, plain, changed))
+
+
+UNLIKE = {"B": 2, "H": 3, "L": 5, "D": 4, "N": 6, "E": 12}
+"""Extents that all differ."""
+
+
+def _as_shaped(attempt: Attempt, call: FunctionCall) -> FunctionCall:
+    """The call, its output in the axes of the inputs where it has their shape: numbers alone lie in another order."""
+    if call.output == call.axes:
+        return call
+    rng = np.random.default_rng(3)
+    arrays = [rng.standard_normal([UNLIKE[axis] for axis in call.axes]) for _ in INPUTS]
+    shape = safe_call(lambda: attempt.output(arrays).shape).value
+    return replace(call, output=call.axes) if shape == arrays[0].shape else call
 
 
 def _differentiable(attempt: Attempt, arrays: list[Floats]) -> bool:

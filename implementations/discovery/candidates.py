@@ -109,14 +109,17 @@ def wrapped(
 
 def _with_parameters(target: object) -> object:
     """A torch module class for what holds or takes its weights as arrays; everything else as it is."""
-    if not torch or (isinstance(target, type) and issubclass(target, torch.nn.Module)):
+    if not torch:
         return target
     from attention_conformance.implementations.discovery.array_modules import array_module  # imports torch
     from attention_conformance.implementations.discovery.held_arrays import plain_class, weighted_function
 
-    if isinstance(target, type):
-        return array_module(target) or plain_class(target) or target
-    return weighted_function(target) or target
+    if not isinstance(target, type):
+        return weighted_function(target) or target
+    mirrored = array_module(target)  # before all others: those of keras may be modules of torch, too
+    if mirrored is not None or issubclass(target, torch.nn.Module):
+        return mirrored or target
+    return plain_class(target) or target
 
 
 def _class_as_function(target: object) -> Callable[..., Any] | None:
@@ -124,5 +127,6 @@ def _class_as_function(target: object) -> Callable[..., Any] | None:
     if not torch or not isinstance(target, type):
         return None
     from attention_conformance.implementations.discovery.op_modules import as_function  # imports torch
+    from attention_conformance.implementations.discovery.shipped_planned import as_planned
 
-    return as_function(target)
+    return as_planned(target) or as_function(target)

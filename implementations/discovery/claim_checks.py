@@ -117,12 +117,13 @@ class ClaimCheck:
         first, second = self.answer(problem), self.answer(without)
         return not first.error and not second.error and equal_outputs(first, second)
 
-    def succeeds(self, run: AdapterRun) -> bool:
-        """Whether another `run` answers the plain case without an exception."""
-        fitted = fit(PLAIN, self.claims)
+    def succeeds(self, run: AdapterRun, case: Case = PLAIN, gradients: bool = False) -> bool:
+        """Whether another `run` answers a case without an exception."""
+        fitted = fit(case, self.claims)
         assert not isinstance(fitted, Unsupported)
-        problem = build(fitted, self.dtype).forward_only()
-        return not safe_call(lambda: run(problem.fresh(), self.device)).error
+        problem = build(fitted, self.dtype)
+        given = problem if gradients else problem.forward_only()
+        return not safe_call(lambda: run(given.fresh(), self.device)).error
 
 
 def parts(outcome: CallOutcome[Any]) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from attention_conformance.implementations.adapters.arranged import Arranged
 from attention_conformance.implementations.adapters.torch_module import Place, Places
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.bare import bare, holding, one_group, with_globals
+from attention_conformance.implementations.discovery.bare import Globals, bare, holding, one_group
 from attention_conformance.implementations.discovery.constructor_names import (
     GROUPS,
     LONGEST,
@@ -115,8 +115,9 @@ class Constructor:
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
         values = {name: value_of(size, embed_dim, num_heads) for name, size in self.globals.items()}
-        with with_globals(self.kind, values), one_group():
-            module = self._whole(embed_dim, num_heads, **options)
+        sizes = Globals.of(self.kind, values)
+        with sizes, one_group():
+            module = sizes.around(self._whole(embed_dim, num_heads, **options))
             if self.call is not None and any(map(is_lazy, module.parameters())):
                 with torch.no_grad():
                     self.call.plain(module, [torch.zeros(1, 2, embed_dim)] * 3, num_heads)
@@ -132,7 +133,7 @@ class Constructor:
         if self.settings:
             settings = settings_of(self.kind, self.settings, embed_dim, num_heads, self.lenient)
             return self.kind(**{self.settings: settings}, **{**sizes, **given})
-        if self.sizes:
+        if self.sizes or self.globals:
             return self.kind(**{**sizes, **given})
         if self.named:
             return self.kind(embed_dim=embed_dim, num_heads=num_heads, **given)
@@ -184,7 +185,7 @@ class Constructor:
     def one_head(self) -> bool:
         """Whether it takes no number of heads, and has one."""
         counted = {*self.sizes.values(), *self.globals.values()}
-        return bool(self.sizes) and not self.settings and Size.HEADS not in counted
+        return bool(counted) and not self.settings and Size.HEADS not in counted
 
     @property
     def heads(self) -> int:

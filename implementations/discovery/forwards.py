@@ -23,6 +23,7 @@ from attention_conformance.implementations.discovery.neutrals import (
     NO_INPUT_WORDS,
     OF_KEYS,
     ROTATIONS,
+    TABLE_WORDS,
     Neutral,
     neutrals,
     words_of,
@@ -260,7 +261,8 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
     named = {p.name for p in inputs}
     others = [p for p in signature.parameters.values() if p.name not in named and required(p)]
-    unknown = [p.name for p in others if p.name not in KNOWN_NAMES and "drop" not in p.name]
+    of_tables = {p.name for p in others if words_of(p.name) & TABLE_WORDS}
+    unknown = [p.name for p in others if p.name in of_tables or (p.name not in KNOWN_NAMES and "drop" not in p.name)]
     known = signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in unknown])
     options = read_options(known, inputs, kwargs)
     count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)

@@ -46,6 +46,15 @@ NUMBERS_ADDED = frozenset({Feature.FLOAT_MASK, Feature.MASK_GRADIENT})
 OF_MASKS = NUMBERS_ADDED | {Feature.BOOL_MASK}
 
 
+def without_mask_objects(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check without masks where every kind of them raises because an object with arrays inside is expected."""
+    kinds = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
+    wanted = [check.run(case).wanted for feature, case in kinds.items() if feature in check.claims]
+    if not wanted or not all(wanted):
+        return check, []
+    return check.without(OF_MASKS), [f"masks not claimed: it takes an object with {wanted[0]!r}, and no array"]
+
+
 def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list[str]]:
     """The check with the form and the polarity in which a mask of an unpublished name has its effect, and notes.
 

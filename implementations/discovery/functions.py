@@ -47,7 +47,11 @@ from attention_conformance.implementations.discovery.function_calls import (
     RenamedCall,
     tensors_kind,
 )
-from attention_conformance.implementations.discovery.function_masks import with_mask_form, without_ignored
+from attention_conformance.implementations.discovery.function_masks import (
+    with_mask_form,
+    without_ignored,
+    without_mask_objects,
+)
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.module_masks import (
     ADDED,
@@ -179,6 +183,8 @@ def _usual_candidate(
     masks: list[str] = []
     if not interface and options.spelled.get("bool_mask") in UNPUBLISHED and "bool-mask" not in settings:
         check, masks = with_mask_form(check, kind)
+    elif not interface:
+        check, masks = without_mask_objects(check)
     check, ignored = without_ignored(check, options)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *lengths, *ignored]

@@ -126,7 +126,7 @@ def is_weight(each: Any) -> bool:
     if isinstance(each, torch.Tensor):
         return each.is_floating_point() and each.ndim > 0
     of_arrays = isinstance(each, np.ndarray) or is_jax(each)
-    return of_arrays and getattr(each, "ndim", 0) > 0 and bool(np.issubdtype(each.dtype, np.floating))
+    return of_arrays and getattr(each, "ndim", 0) > 0 and "float" in str(each.dtype)
 
 
 def weighted_function(function: Any) -> type[nn.Module] | None:

@@ -54,6 +54,7 @@ from attention_conformance.implementations.discovery.extras import (
     returns_scores,
 )
 from attention_conformance.implementations.discovery.forwards import ModuleCall
+from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.layout import fit_of_call, fit_of_heads, has_tables, usual_fit
 from attention_conformance.implementations.discovery.mirrors import Mirror
 from attention_conformance.implementations.discovery.module_forms import found_form, norms_inside
@@ -308,7 +309,7 @@ def module_candidate(
     layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
     every_note = [*always, *around_it, *plan.call.options.notes, *mode, *plan.notes, *notes, *option_notes]
     about = "; ".join([f"a module class, {layout}", *every_note])
-    modes = promised_modes(plan) if published and not plan.call.length_first else {}
+    modes = _modes(plan, published, replace(check, claims=claims))
     claims = replace(claims, features=claims.features | set(modes))
     build = plan.make.constructs
     return Implementation(name, claims, plan.run(), about, construct=build, alternatives=alternatives, modes=modes)
@@ -324,14 +325,16 @@ def _kept_graph(plan: ModulePlan, check: ClaimCheck) -> str:
     return f"gradients not claimed: its cache keeps those of earlier calls: {second}" if second and not first else ""
 
 
-def promised_modes(plan: ModulePlan) -> Modes:
-    """What a module with the interface of torch.nn.MultiheadAttention can be put through, if it does not raise."""
+def _modes(plan: ModulePlan, published: bool, check: ClaimCheck) -> Modes:
+    """What it can be put through; nothing where it is no module of torch, or takes a cache, which is its state, too."""
+    cached = any(words_of(name) & OF_A_CACHE for name in plan.call.tables)
+    if not _has_modes(plan) or cached or (published and plan.call.length_first):
+        return {}
     call = Chosen(plan.call, tuple(extra.position for extra in plan.extras))
     names = tuple(extra.name for extra in plan.extras)
     build = partial(_build, plan.make, plan.evaluating)
-    wanted = (Feature.SAVED, Feature.COPIED, Feature.UNBATCHED)
-    modes = module_modes(build, call, plan.make.find_places, *wanted, extras=names)
-    return {mode: run for mode, run in modes.items() if plan.check.succeeds(run)}
+    modes = partial(module_modes, build, call, plan.make.find_places, extras=names)
+    return promised_modes(modes, check) if published else own_modes(modes, check)
 
 
 def _option_claims(plan: ModulePlan, published: bool) -> tuple[ClaimCheck, list[str]]:

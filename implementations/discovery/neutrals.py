@@ -23,6 +23,7 @@ class Neutral(StrEnum):
     HEADS_TABLES = "cosines 1 and sines 0 (1, 1, L, d)"
     HALF_HEADS_TABLES = "cosines 1 and sines 0 (1, 1, L, d / 2)"
     HALF_LENGTH_TABLES = "cosines 1 and sines 0 (1, L, 1, d / 2)"
+    MATRICES = "matrices of the identity (1, 1, L, d / 2, 2, 2)"
     ONES = "ones (L, d)"
     HALF_ONES = "ones (L, d / 2)"
     ZEROS = "zeros (L, d)"
@@ -36,6 +37,7 @@ class Neutral(StrEnum):
     OF_KEYS_SEEN = "a mask of True (B, Lk)"
     OF_KEYS_NOT_HIDDEN = "a mask of False (B, Lk)"
     ADDED = "zeros (B, 1, Lq, Lk)"
+    LENGTHS = "the number of keys (B,)"
 
     def given(self, x: torch.Tensor, key: torch.Tensor, heads: int) -> Any:
         """It for the inputs of query and key, (B, L, width)."""
@@ -68,10 +70,14 @@ class Neutral(StrEnum):
                 return ones[None, None, :, ::2], zeros[None, None, :, ::2]
             case Neutral.HALF_LENGTH_TABLES:
                 return ones[None, :, None, ::2], zeros[None, :, None, ::2]
+            case Neutral.MATRICES:
+                return torch.eye(2, dtype=x.dtype, device=x.device).expand(1, 1, length, width // 2, 2, 2)
             case Neutral.ONES | Neutral.HALF_ONES:
                 return ones if self is Neutral.ONES else ones[:, ::2]
             case Neutral.ZEROS | Neutral.HALF_ZEROS:
                 return zeros if self is Neutral.ZEROS else zeros[:, ::2]
+            case Neutral.LENGTHS:
+                return torch.full((batch,), keys, device=x.device)
             case Neutral.ADDED:
                 return x.new_zeros(batch, 1, length, keys)
             case _:
@@ -81,6 +87,7 @@ class Neutral(StrEnum):
 TABLES = (
     *(Neutral.TURNS, Neutral.PAIRS, Neutral.COSINES_SINES, Neutral.SAMPLE_COSINES_SINES, Neutral.ONES),
     *(Neutral.HALF_TABLES, Neutral.HEADS_TABLES, Neutral.HALF_HEADS_TABLES, Neutral.HALF_LENGTH_TABLES),
+    Neutral.MATRICES,
 )
 ROTATIONS = (*TABLES, Neutral.HALF_ONES, Neutral.ZEROS, Neutral.HALF_ZEROS)
 MASKS = (
@@ -108,6 +115,8 @@ def neutrals(name: str) -> tuple[Neutral, ...]:
         return Neutral.ZEROS, Neutral.HALF_ZEROS
     if words & TABLE_WORDS:
         return (*TABLES, Neutral.NONE)
+    if words & {"lens", "lengths"}:
+        return Neutral.LENGTHS, Neutral.NONE
     return (Neutral.NONE, *MASKS) if words & {"mask", "masks"} else OTHERS
 
 

@@ -17,6 +17,7 @@ from attention_conformance.implementations.discovery.shipped import (
 from attention_conformance.implementations.discovery.shipped_latent import LATENT
 from attention_conformance.implementations.discovery.shipped_merge import MERGES
 from attention_conformance.implementations.discovery.shipped_paged import PAGED
+from attention_conformance.implementations.discovery.shipped_planned import PLANNED
 from attention_conformance.implementations.discovery.shipped_quantised import QUANTISED
 from attention_conformance.spec.cases import Case, MaskShape
 from attention_conformance.spec.features import Feature
@@ -226,4 +227,4 @@ def interfaces() -> tuple[Interface, ...]:
         return (*(each for each in OTHERS if each.call in (jax_nn, onnx)), *MERGES, *PAGED, *QUANTISED, *LATENT)
     from attention_conformance.implementations.discovery.shipped_flash import FLASH
 
-    return (*FLASH, *OTHERS, *MERGES, *PAGED, *QUANTISED, *LATENT)
+    return (*FLASH, *OTHERS, *MERGES, *PLANNED, *PAGED, *QUANTISED, *LATENT)

@@ -72,10 +72,11 @@ class Slot:
         return self.pattern.rpartition(".")[2] in ("kernel", "w")
 
     @property
-    def words(self) -> list[str]:
-        """The words of its path, from the last on."""
+    def words(self) -> list[list[str]]:
+        """The words of each part of its path, from the last part on."""
         spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.pattern).lower()
-        return [word for word in re.split(r"[._*\d]+", spaced) if word and word not in ("weight", "bias")][::-1]
+        parts = [re.split(r"[_*\d]+", part) for part in reversed(spaced.split("."))]
+        return [[word for word in part if word and word not in ("weight", "bias")] for part in parts]
 
 
 def slots(module: nn.Module, width: int, heads: int) -> list[Slot]:
@@ -119,10 +120,10 @@ def roles_of(slot: Slot) -> str:
     if (place := place_of(path)) is not None:
         names = (place,) if isinstance(place, str) else place.names
         return "".join(name[2:] if name[1] == "_" and len(name) == 3 else "" for name in names)
-    for word in slot.words:
-        if packed := PACKED.search(word):
+    for words in slot.words:
+        if packed := PACKED.search("_".join(words)):
             return packed.group(1)
-        if roles := [role for role in "qkv" if word in WORDS[role]]:
-            return roles[0]
-    output = W_0.search(slot.pattern) or any(word in WORDS["o"] for word in slot.words)
+        if roles := dict.fromkeys(role for word in words for role in "qkv" if word in WORDS[role]):
+            return "".join(roles)
+    output = W_0.search(slot.pattern) or any(word in WORDS["o"] for words in slot.words for word in words)
     return "o" if output else ""

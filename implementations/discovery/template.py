@@ -26,6 +26,8 @@ class Variant:
         premises: what it always does.
         pairing: which components are rotated together.
         scale: multiplies the scores, as a power of the width of a head.
+        of_all: whether it is one of the width of all heads together.
+        normalised: whether queries and keys are divided by their root mean square first.
         known: whether the suite can judge it, and it is no mistake in most places.
     """
 
@@ -33,6 +35,8 @@ class Variant:
     pairing: RotaryPairing = RotaryPairing.HALVES
     scale: float = -0.5
     known: bool = True
+    of_all: bool = False
+    normalised: bool = False
 
 
 def variants() -> Iterator[Variant]:
@@ -42,6 +46,8 @@ def variants() -> Iterator[Variant]:
     for each in plain:
         rotary = replace(each.premises, rotary_base=BASE)
         yield from (replace(each, premises=rotary, pairing=pairing) for pairing in RotaryPairing)
+    yield from (replace(each, normalised=True) for each in plain)
+    yield from (replace(each, of_all=True, known=False) for each in plain)
     yield from (replace(each, scale=scale, known=False) for each in plain for scale in (0.0, -1.0, 0.5))
 
 
@@ -77,9 +83,12 @@ def projected(
 def output_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
     """The output (B, Lq, E)."""
     query, key = given.query, given.key
+    if variant.normalised:
+        query, key = (x * x.square().mean(-1, keepdim=True).rsqrt() for x in (query, key))
     if variant.premises.rotary_base:
         query, key = (torch.from_numpy(rotated(x.numpy(), BASE, variant.pairing)) for x in (query, key))
-    scores = query @ key.mT * query.shape[-1] ** variant.scale
+    width = query.shape[-1] * (query.shape[1] if variant.of_all else 1)
+    scores = query @ key.mT * width**variant.scale
     if variant.premises.causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(later, -torch.inf)

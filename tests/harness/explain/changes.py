@@ -136,6 +136,8 @@ def _of_values(entry: str) -> Iterator[tuple[str, Callable[[Any], Any]]]:
             yield f"is finite, such as {filling:g}," if filling else "is 0", partial(_constant, filling)
     elif entry in SCALARS:
         yield from NUMBERS.items()
+        if entry == "rotary_base":
+            yield "set to 10000", partial(_constant, 10000.0)
 
 
 ELEMENTS: dict[str, OfTensor] = {
@@ -252,7 +254,6 @@ NUMBERS: dict[str, Callable[[Any], Any]] = {
     "one too large": lambda x: x + 1,
     "one too small": lambda x: x - 1,
     "ignored where it is 0": lambda x: x or None,
-    "set to 10000": lambda x: 10000.0,
 }
 
 

@@ -107,6 +107,7 @@ def _of_options(base: Case, failing: Sequence[Observation], prober: Prober) -> I
     changed = {option: without(base, option) for option in sorted(shared) if option not in SIZED}
     needed = [o for o, other in changed.items() if other is not None and _passes(other, prober)]
     kinds = {option.partition("=")[0] for option in needed if "=" in option}
+    kinds |= {"window" for option in needed if option.startswith("window_")}
     for option in needed:
         if option.removeprefix("a ") not in kinds:
             yield _only_a_mask(option, base, prober)

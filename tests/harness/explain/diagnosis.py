@@ -21,9 +21,10 @@ from attention_conformance.tests.harness.explain.hypotheses import hypotheses
 from attention_conformance.tests.harness.explain.magnitudes import parts, sizes
 from attention_conformance.tests.harness.explain.naming import Explanation, explanation
 from attention_conformance.tests.harness.explain.narrowing import narrower
+from attention_conformance.tests.harness.explain.neighbours import neighbour
 from attention_conformance.tests.harness.explain.observation import WITHOUT_DIGITS, Observation, Prober, observed
 from attention_conformance.tests.harness.explain.other_claims import holding, rounded_operands, stated
-from attention_conformance.tests.harness.explain.places import places, wider
+from attention_conformance.tests.harness.explain.places import places, shared_exception, wider
 from attention_conformance.tests.harness.explain.scoring import scored
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -239,6 +240,8 @@ def _of_cases(
         others = [each for each in empty if id(each) not in own]
         rows = explanation(listed, others, passing, set(), claimed, list) if len(others) > 1 else None
         return _named(found, rows, len(failing) + len(empty), in_dtypes)
+    if other := neighbour(failing):
+        return Diagnosis(other.name, other.cases, len(failing), repair=other.repair)
     # Who rounds operands is off wherever anything is mixed; what passes speaks of another, small error.
     known = [] if passing else [(each.clause, each.dtype) for each in checks]
     name = rounded_operands(implementation, known, device) if known else ""
@@ -252,14 +255,8 @@ def _of_cases(
     found_when = [each.words for each in triggers.found if not any(f"in {each.extent} from" in p for p in where)]
     size = [] if found_when else [*sizes(failing, passing, triggers.prober, claimed)]
     when = [*in_dtypes, *found_when, *size, *where, *parts(failing)]
-    everywhere = not passing and not when
-    return Diagnosis("", 0, len(failing), when=tuple(when), everywhere=everywhere, raises=_exception(failing))
-
-
-def _exception(failing: Sequence[Observation]) -> str:
-    """What every failing case raises; empty if any raises something else, or nothing."""
-    first = failing[0].exception
-    return first if first and all(each.raised == failing[0].raised for each in failing) else ""
+    everywhere, raises = not passing and not when, shared_exception(failing)
+    return Diagnosis("", 0, len(failing), when=tuple(when), everywhere=everywhere, raises=raises)
 
 
 def _claim(name: str, of: int) -> Diagnosis:

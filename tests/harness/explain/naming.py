@@ -21,6 +21,7 @@ from attention_conformance.tests.harness.explain.conditions import Condition
 from attention_conformance.tests.harness.explain.observation import Observation, answered
 from attention_conformance.tests.harness.explain.pattern import options
 from attention_conformance.tests.harness.explain.scoring import Score, scored
+from attention_conformance.tests.harness.judge.comparison import part_of
 
 FIRST = 3
 """Failing cases with which every hypothesis is tried."""
@@ -187,7 +188,7 @@ class _Search:
         rest = sorted((e for e in self.failing if id(e) not in known), key=lambda e: e.problem.query.size)
         for second in self.listed if first.edit is None else _edits(self.claimed):
             both = _both(first, second, self.claimed)
-            if both is not None and scored(both, rest[:1], (), self.claimed).explained:
+            if both is not None and scored(both, rest[:1], (), self.claimed).explained and _wrong(second, rest[0]):
                 score = scored(both, self.failing, self.passing, self.claimed)
                 if len(score.explained) == len(self.failing) and self._sound(score, when):
                     return self._of((first, second), score, when)
@@ -209,6 +210,17 @@ def _edits(claimed: Conventions) -> list[Hypothesis]:
     from attention_conformance.tests.harness.explain.edits import edited
 
     return edited(claimed)
+
+
+def _wrong(hypothesis: Hypothesis, each: Observation) -> bool:
+    """Whether a mistake shows by itself in a case, as the claims have it."""
+    if not hypothesis.affects(each.problem):
+        return False
+    other, _ = answered(partial(hypothesis.answer, each.problem))
+    if other is None:
+        return True
+    own = replace(each, got=other)
+    return any(own.error(part) > 1.0 for part in each.parts if part_of(other, part) is not None)
 
 
 def _steps(hypothesis: Hypothesis) -> bool:
@@ -293,8 +305,8 @@ def _scores(
     claimed: Conventions,
 ) -> list[Score]:
     """The best hypotheses with all cases; those that break a failing clause are tried first, with more cases."""
-    small = sorted(failing, key=lambda each: each.problem.query.size + each.problem.key.size)
-    few = small[:: max(1, -(-len(small) // FIRST))]
+    plain = sorted(failing, key=lambda e: (len(options(e.case)), e.problem.query.size + e.problem.key.size))
+    few = plain[:: max(1, -(-len(plain) // FIRST))]
     near = [h for h in listed if h.defect is None or clauses & {*h.defect.clauses}]
     near += [h for each in few[:1] for h in fitted_causes(each, claimed)]
     far = [h for h in listed if h.defect is not None and not clauses & {*h.defect.clauses}]

@@ -8,6 +8,8 @@ from dataclasses import fields, replace
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.features import NOTHING
 
+WINDOW = "a window"
+
 
 def options(case: Case) -> frozenset[str]:
     """Such as {"mask=bool", "Lq = Lk", "softcap"}."""
@@ -45,6 +47,7 @@ def _kinds(case: Case) -> Iterator[str]:
     facts = {
         "a mask": case.mask is not MaskKind.NONE,
         "padding": case.padding is not Padding.NONE,
+        WINDOW: (case.extension.window_left, case.extension.window_right) != (None, None),
         "inputs of different widths": form is not None and len({form.query_dim, form.key_dim, form.value_dim}) > 1,
     }
     return (name for name, holds in facts.items() if holds)
@@ -57,6 +60,8 @@ def without(case: Case, option: str) -> Case | None:
         return replace(case, **{name: getattr(Case(), name)})
     if hasattr(NOTHING, option):
         return case.extended(**{option: getattr(NOTHING, option)})
+    if option == WINDOW:
+        return case.extended(window_left=None, window_right=None)
     if option in ("a mask", "padding"):
         return replace(case, mask=MaskKind.NONE) if option == "a mask" else replace(case, padding=Padding.NONE)
     s = case.sizes

@@ -59,3 +59,9 @@ def _wrong(each: Observation) -> NDArray[np.bool_] | None:
         return None
     ratios = error_ratios(each.got.output.astype(np.float64), each.expected["output"])
     return np.asarray(~(ratios <= 1.0))
+
+
+def shared_exception(failing: Sequence[Observation]) -> str:
+    """What every failing case raises, and where; empty if any raises something else, or nothing."""
+    first = failing[0].exception
+    return first if first and all(each.raised == failing[0].raised for each in failing) else ""

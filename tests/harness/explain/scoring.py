@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import guarded, restored
-from attention_conformance.reference.expected import solve
+from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.explain.causes import Hypothesis
@@ -26,7 +26,8 @@ class Score:
     Attributes:
         explained: the failing cases in which its answers are the candidate's.
         agreeing: the passing ones.
-        contradicting: the passing ones in which it would have failed.
+        contradicting: the passing ones in which it would have failed; and those in which it answers otherwise by a
+            convention of its own, if that convention is part of what it explains.
         error: the largest difference from the candidate's answers, where it explains.
     """
 
@@ -48,11 +49,15 @@ def scored(
     distances = [(each, _once(_distance, hypothesis, each, claimed)) for each in failing]
     agree = [(each, _once(_agrees, hypothesis, each, claimed)) for each in passing]
     explained = [(each, distance) for each, distance in distances if distance <= 1.0]
+    against = [each for each, agrees in agree if agrees is False]
+    silent = [each for each, agrees in agree if agrees is None]
+    if silent and any(_once(_otherwise, hypothesis, each, claimed) for each, _ in explained):
+        against += [each for each in silent if _once(_otherwise, hypothesis, each, claimed)]
     return Score(
         hypothesis,
         tuple(each for each, _ in explained),
         tuple(each for each, agrees in agree if agrees),
-        tuple(each for each, agrees in agree if agrees is False),
+        tuple(against),
         max((distance for _, distance in explained), default=0.0),
     )
 
@@ -112,6 +117,17 @@ def _right_by_its_own(
     expected = solve(each.problem, own).parts
     pairs = [(part_of(other, part), expected[part]) for part in parts]
     return all(a is not None and a.shape == e.value.shape and (error_ratios(a, e) <= 1.0).all() for a, e in pairs)
+
+
+def _otherwise(hypothesis: Hypothesis, each: Observation, claimed: Conventions) -> bool:
+    """Whether the right output by the conventions of a defect is another one than by those that are claimed."""
+    own = hypothesis.defect.implementation.claims.conventions if hypothesis.defect else claimed
+    if own == claimed or not hypothesis.applies_to(each.problem):
+        return False
+    expected = each.expected["output"]
+    other = each.judged("output", solve(each.problem.forward_only(), own).parts["output"].value)
+    right = Expected(each.judged("output", expected.value), expected.bound)
+    return not (error_ratios(other, right) <= 1.0).all()
 
 
 def _lacks(result: object, part: str) -> bool:

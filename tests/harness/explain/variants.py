@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from attention_conformance.tests.harness.explain.changes import OfTensor
-from attention_conformance.tests.harness.explain.staged import INFINITY, State
+from attention_conformance.tests.harness.explain.emptied import answered_rows
+from attention_conformance.tests.harness.explain.staged import INFINITY, STAGES, State
 
 TILES = (2, 4, 8, 16, 32, 64, 128)
 
@@ -30,6 +31,22 @@ def variants() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
         yield "softmax", f"scores shifted by {words}", largest, partial(_softmax, of=partial(_shifted, by=by))
     on_queries = "Hide the keys that are padding, not the queries."
     yield "padding mask", "padding mask applied to the queries", on_queries, _padded_queries
+    for words, capped in CAPS.items():
+        yield "softcap", words, "Multiply the tanh of scores / softcap by softcap.", partial(_capped, of=capped)
+    for tile in TILES:
+        words, repair = (
+            f"keys filled up to a multiple of {tile} and not hidden",
+            "Hide the keys that fill up the last tile.",
+        )
+        yield "softmax", words, repair, partial(_filled_keys, tile=tile)
+        words, repair = (
+            f"keys counted from 0 in each tile of {tile}",
+            "Add the start of its tile to the number of a key.",
+        )
+        for name in ("causal triangle", "window"):
+            yield name, f"{words} in the {name}", repair, partial(_counted_anew, name=name, tile=tile)
+        for words, repair, of_sum in SUMMED:
+            yield "softmax", words.format(tile), repair, partial(_summed, of=partial(of_sum, tile=tile))
     for words, change in POOLS.items():
         yield "relative bias", words, "Add the entry of each distance, the outermost ones for all beyond.", change
 
@@ -37,7 +54,7 @@ def variants() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
 def _softmax(state: State, of: OfTensor) -> State:
     scores = state["scores"]
     empty = (scores == -INFINITY).all(-1, keepdim=True)
-    weights = of(scores.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
+    weights = answered_rows(of(scores.masked_fill(empty, 0.0)), empty, state)
     log = torch.logsumexp(scores, -1)
     return {"scores": weights, "log_sum_exp": log, "soft": True}
 
@@ -116,6 +133,72 @@ SOFTMAXES: dict[str, OfTensor] = {
     "softmax with a constant for its sum": lambda x: torch.exp(x - torch.logsumexp(x, -1, keepdim=True).detach()),
     "softmax over all queries and keys": lambda x: torch.softmax(x.flatten(-2), -1).view_as(x),
 }
+
+
+def _capped(state: State, of: Callable[[Tensor, float], Tensor]) -> State:
+    return {"scores": of(state["scores"], state["softcap"])}
+
+
+CAPS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "scores not divided by the softcap": lambda x, cap: cap * torch.tanh(x),
+    "tanh not multiplied by the softcap": lambda x, cap: torch.tanh(x / cap),
+    "tanh without the softcap": lambda x, cap: torch.tanh(x),
+    "scores clamped at the softcap": lambda x, cap: x.clamp(-cap, cap),
+    "softcap of positive scores alone": lambda x, cap: torch.where(x > 0.0, cap * torch.tanh(x / cap), x),
+}
+
+
+def _filled_keys(state: State, tile: int) -> State:
+    """Zero scores up to a whole tile, as of keys that stand after the given ones: a causal triangle hides these."""
+    scores, keys = state["scores"], state["key_places"]
+    more = torch.zeros(*scores.shape[:-1], -scores.shape[-1] % tile, dtype=scores.dtype)
+    if state["causal"] and keys.shape[-1]:
+        places = keys[:, -1:] + 1 + torch.arange(more.shape[-1])
+        more = more.masked_fill(places[:, None, None, :] > state["query_places"][:, None, :, None], -INFINITY)
+    made = _softmax(state | {"scores": torch.cat([scores, more], -1)}, partial(torch.softmax, dim=-1))
+    return made | {"scores": made["scores"][..., : scores.shape[-1]]}
+
+
+def _counted_anew(state: State, name: str, tile: int) -> State:
+    places = state["key_places"][..., :1] + torch.arange(state["keys"]) % tile
+    stage = next(stage for stage in STAGES if stage.name == name)
+    return stage.change(state | {"key_places": places.expand_as(state["key_places"])})
+
+
+def _summed(state: State, of: Callable[[Tensor], tuple[Tensor, Tensor]]) -> State:
+    """Exponentials of the scores and their sum, each as accumulated from the first tile to the last."""
+    scores = state["scores"]
+    empty = (scores == -INFINITY).all(-1, keepdim=True)
+    top = scores.masked_fill(empty, 0.0).amax(-1, keepdim=True)
+    powers, total = of(scores.masked_fill(empty, 0.0))
+    weights = answered_rows(powers / total, empty, state)
+    log = (top + total.log())[..., 0].masked_fill(empty[..., 0], -INFINITY)
+    return {"scores": weights, "log_sum_exp": log, "soft": True}
+
+
+def _of_tiles(scores: Tensor, tile: int) -> tuple[Tensor, Tensor]:
+    """Exponentials less the largest score of all, and less the largest up to their own tile."""
+    tiles = torch.nn.functional.pad(scores, (0, -scores.shape[-1] % tile), value=-INFINITY).unflatten(-1, (-1, tile))
+    running = tiles.amax(-1, keepdim=True).cummax(-2).values.detach()
+    running = running.masked_fill(running == -INFINITY, 0.0)
+    return _exponentials(scores), (tiles - running).exp().flatten(-2)[..., : scores.shape[-1]]
+
+
+def _sum_alone(scores: Tensor, tile: int) -> tuple[Tensor, Tensor]:
+    right, own = _of_tiles(scores, tile)
+    return right, own.sum(-1, keepdim=True)
+
+
+def _output_alone(scores: Tensor, tile: int) -> tuple[Tensor, Tensor]:
+    right, own = _of_tiles(scores, tile)
+    return own, right.sum(-1, keepdim=True)
+
+
+SUMMED: tuple[tuple[str, str, Callable[..., tuple[Tensor, Tensor]]], ...] = (
+    ("sum of the exponentials of tiles of {} keys not rescaled to a new maximum", RESCALED, _sum_alone),
+    ("output of tiles of {} keys not rescaled to a new maximum", RESCALED, _output_alone),
+)
+"""One of the two that are accumulated; the other one is right."""
 
 
 def _beyond(state: State, filling: bool) -> State:

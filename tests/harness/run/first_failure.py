@@ -8,6 +8,7 @@ import pytest
 
 from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
 from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck
+from attention_conformance.tests.harness.run.post_run import attempted
 from attention_conformance.tests.harness.run.selection import hushed
 from attention_conformance.tests.harness.run.session import FirstDiagnosis, SuiteSession
 from attention_conformance.tests.report.verdict import LOSSES, Status, Verdict
@@ -65,7 +66,8 @@ class FirstFailure:
         if verdict.failure.kind not in LOSSES and verdict.failure.part:
             with hushed():
                 checks, dtypes = failing_checks([verdict]), [verdict.dtype]
-                found = diagnose(implementation, checks, self.state.settings.device, dtypes, several=False)
+                device = self.state.settings.device
+                found, _ = attempted(lambda: diagnose(implementation, checks, device, dtypes, several=False))
             if found is not None and found.name:
                 self.state.diagnosed = FirstDiagnosis(checks, dtypes, found)
                 return f"so far, it {found}"

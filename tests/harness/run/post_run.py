@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.api.safe_call import error_line
 from attention_conformance.implementations.worker.output import shortened
 from attention_conformance.implementations.worker.process import how_ended
 from attention_conformance.implementations.worker.remote import Remote
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
+from attention_conformance.tests.harness.explain.diagnosis import Diagnosis, diagnose, failing_checks
 from attention_conformance.tests.harness.explain.failure_artifacts import FOLDER, Explained, explained
 from attention_conformance.tests.harness.explain.reduction import lines
 from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed, clause_tests, dtypes_of
@@ -75,7 +77,7 @@ def record_diagnoses(
         own = [v for v in recorder.verdicts if v.implementation == implementation.name]
         dtypes = list(dict.fromkeys(v.dtype for v in own))
         checks = failing_checks(own)
-        mistakes = (adapter_mistakes or {}).get(implementation.name, ())
+        mistakes, raised = (adapter_mistakes or {}).get(implementation.name, ()), ""
         if mistakes:  # where the form of the inputs is wrong, a name that fits the answers does so by chance
             diagnosis = None
         elif diagnosed is not None and (diagnosed.checks, diagnosed.dtypes) == (
@@ -84,14 +86,23 @@ def record_diagnoses(
         ):  # of the only candidate
             diagnosis = diagnosed.diagnosis
         else:
-            diagnosis = diagnose(implementation, checks, device, dtypes)
+            diagnosis, raised = attempted(partial(diagnose, implementation, checks, device, dtypes))
         lost = [v.failure.message for v in own if v.failure is not None and v.failure.kind in LOSSES]
-        if texts := [*lost[:1], *mistakes, *([str(diagnosis)] if diagnosis else [])]:
+        if texts := [*lost[:1], *mistakes, *([str(diagnosis)] if diagnosis else []), *([raised] if raised else [])]:
             recorder.add(DiagnosisRecord(implementation.name, "; ".join(texts)))
         explanation = diagnosis.explanation if diagnosis is not None else None
         defect = explanation.hypotheses[0].defect if explanation is not None else None
         telling[implementation.name] = defect.clauses if defect is not None else ()
     return telling
+
+
+def attempted(find: Callable[[], Diagnosis | None]) -> tuple[Diagnosis | None, str]:
+    """A diagnosis; or, where the suite itself raises, why there is none: the verdicts are complete without it."""
+    try:
+        return find(), ""
+    except Exception as error:
+        why = error_line(error)
+        return None, f"no diagnosis: looking for it raised {why}, a mistake of the suite: please report it"
 
 
 def record_failures(

@@ -200,3 +200,27 @@ def f(q, k, v, mask=None):
     assert Feature.BOOL_MASK not in made.claims.features
     assert "masks not claimed: with one it is not causal any more" in made.about
     assert_conforms(made)
+
+
+SQUARE = """
+class Triangle:
+    def __init__(self, n):
+        self.mask = torch.ones(n, n, dtype=torch.bool).triu(1)
+def f(q, k, v, attn_mask=None):
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    attn_mask = Triangle(q.shape[-2]) if attn_mask is None else attn_mask
+    return s.masked_fill(attn_mask.mask, -torch.inf).softmax(-1) @ v
+"""
+
+
+def test_a_square_triangle_takes_as_many_queries_as_keys_and_no_masks_but_its_own(make: Make) -> None:
+    made = make(SQUARE)
+    assert made.claims.premises == CAUSAL
+    assert "it takes an object with 'mask', and no array" in made.about
+    assert "fewer or more queries than keys not claimed" in made.about
+    assert_conforms(made)
+
+
+def test_a_mask_that_breaks_is_still_claimed(make: Make) -> None:
+    broken = SQUARE.replace("attn_mask.mask", "attn_mask.mask if type(attn_mask) is Triangle else absent")
+    assert Feature.BOOL_MASK in make(broken).claims

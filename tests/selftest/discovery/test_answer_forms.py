@@ -101,6 +101,12 @@ def test_heads_that_are_mixed_are_no_layout(make: Make) -> None:
         assert_conforms(made)
 
 
+def test_an_output_in_the_right_shape_whose_numbers_lie_in_another_order_is_wrong_in_its_numbers(make: Make) -> None:
+    text = "out = attend(q, k, v)[0]; return out.transpose(1, 2).reshape(out.shape)"
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(make(f"def f(q, k, v): {text}"))
+
+
 def test_a_mask_of_numbers_for_booleans_is_no_bias(make: Make) -> None:
     made = make("""
 def f(q, k, v, mask=None):

@@ -208,3 +208,50 @@ def test_names_tell_which_axis_of_a_square_is_that_of_inputs(name: str, axes: tu
     place = next(arrangements(Slot(name, (6, 6), "q", linear=False, is_bias=False), "q", 6, 2))
     assert isinstance(place, Arranged)
     assert place.axes == axes
+
+
+LIBRARIES = {
+    "keras": """
+import keras
+class f(keras.layers.Layer):
+    def __init__(self, d_model, num_heads, **kwargs):
+        super().__init__(**kwargs)
+        self.h = num_heads
+        self.w_q, self.w_k, self.w_v, self.w_o = (keras.layers.Dense(d_model) for _ in range(4))
+    def call(self, query, key, value, training=None):
+        shape = (keras.ops.shape(query)[0], -1, self.h, query.shape[-1] // self.h)
+        given = (self.w_q(query), self.w_k(key), self.w_v(value))
+        q, k, v = (keras.ops.transpose(keras.ops.reshape(x, shape), (0, 2, 1, 3)) for x in given)
+        s = keras.ops.matmul(q, keras.ops.transpose(k, (0, 1, 3, 2))) / math.sqrt(WIDTH)
+        x = keras.ops.transpose(keras.ops.matmul(keras.ops.softmax(s), v), (0, 2, 1, 3))
+        return self.w_o(keras.ops.reshape(x, keras.ops.shape(query)))
+""",
+    "mlx": """
+import mlx.core as mx, mlx.nn
+class f(mlx.nn.Module):
+    def __init__(self, dims: int, num_heads: int):
+        super().__init__()
+        self.h = num_heads
+        self.query_proj, self.key_proj, self.value_proj, self.out_proj = (mlx.nn.Linear(dims, dims) for _ in range(4))
+    def __call__(self, query, key, value):
+        given = (self.query_proj(query), self.key_proj(key), self.value_proj(value))
+        q, k, v = (x.reshape(*x.shape[:2], self.h, -1).transpose(0, 2, 1, 3) for x in given)
+        s = q @ k.transpose(0, 1, 3, 2) / math.sqrt(WIDTH)
+        x = (mx.softmax(s, axis=-1) @ v).transpose(0, 2, 1, 3)
+        return self.out_proj(x.reshape(*x.shape[:2], -1))
+""",
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # keras makes arrays of tensors in an old way
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("width", ["q.shape[-1]", "query.shape[-1]"], ids=["right", "wrong"])
+def test_a_class_of_another_library_is_a_module(make: Make, library: str, width: str) -> None:
+    pytest.importorskip(library)
+    made = make(LIBRARIES[library].replace("WIDTH", width))
+    assert {Feature.CROSS, Feature.KEY_VALUE, Feature.OUTPUT_PROJECTION} <= made.claims.features
+    if width == "q.shape[-1]":
+        assert_conforms(made)
+        return
+    with pytest.raises(AssertionError, match="expected"):
+        assert_conforms(made)

@@ -118,6 +118,32 @@ FORMS: dict[str, dict[str, str]] = {
         "after": "return self.out(x + self.get_v(given).flatten(2).mT)",
     },
     "a list": {"inputs": "inputs", "before": "x, y, z = inputs", "masked": "v = split(self.v(z), self.h)", "y": "y"},
+    "sizes that the file sets as a program alone": {
+        "sizes": "",
+        "heads": "n_heads",
+        "layer": "nn.Linear(d_model, n_heads * d_k)",
+        "scale": "d_k ** -0.5",
+    },
+    "widths of queries and values, and lengths": {
+        "sizes": "d_model, n_heads, d_queries, d_values",
+        "heads": "n_heads",
+        "layer": "nn.Linear(d_model, n_heads * d_queries) if d_queries == d_values else None",
+        "inputs": "x, context, context_lengths",
+        "y": "context",
+        "masked": "s = s.masked_fill(torch.arange(s.shape[-1]) >= context_lengths[:, None, None, None], -torch.inf)",
+    },
+    "matrices that rotate pairs": {
+        "inputs": "x, pe",
+        "turned": "q, k = ((pe * x.unflatten(-1, (-1, 1, 2))).sum(-1).flatten(-2) for x in (q, k))",
+    },
+    "cosines and sines by known names": {
+        "inputs": "x, mask, cos, sin",
+        "turned": TABLE.format("cos[: x.shape[1]], sin[: x.shape[1]]") + TURNED,
+        "masked": "s = s.masked_fill(mask, -torch.inf)",
+    },
+    "a norm of queries and keys without weights": {
+        "turned": "q, k = (x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() for x in (q, k))",
+    },
     "a flag and groups": {"sizes": "dim, heads, query_groups, causal", "init": "assert query_groups and not causal"},
 }
 
@@ -148,6 +174,34 @@ def test_the_form_as_which_it_answers_is_found(changes: dict[str, str]) -> None:
 def test_what_does_not_answer_so_is_refused(name: str) -> None:
     with pytest.raises(TargetError, match=r"no attention|layout is unknown"):
         form_of({**FORMS[name], "scale": "(1 + v.mean())"})
+
+
+IN_ONE = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.cast_queries, self.cast_output = heads, nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.cast_keys_values = nn.Linear(dim, 2 * dim)
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in (self.cast_queries(x), *self.cast_keys_values(x).chunk(2, -1)))
+        return self.cast_output(attend(q, k, v)[0].transpose(1, 2).flatten(2))
+"""
+
+
+def test_one_name_states_keys_and_values(make: Make) -> None:
+    assert_conforms(make(IN_ONE))
+
+
+def test_values_of_the_file_are_as_before(make: Make) -> None:
+    text = text_of(FORMS["sizes that the file sets as a program alone"])
+    made = make(text + "\nif __name__ == '__main__':\n    d_model, n_heads, d_k = 512, 8, 64\n")
+    assert_conforms(made)
+
+
+def test_a_scale_of_all_heads_together_is_read_and_wrong(make: Make) -> None:
+    variant = form_of({"scale": "x.shape[-1] ** -0.5"})[2]
+    assert variant is not None
+    assert not variant.known
 
 
 def test_what_is_given_for_an_unknown_name_has_to_be_right() -> None:

@@ -29,7 +29,8 @@ class f(nn.Module):
     def forward(self, x, mask=None):
         return self.attend(x, mask)[0]
 """
-SELF_FEATURES = ALWAYS | MASKS | {Feature.OUTPUT_PROJECTION, Feature.OUTPUT_BIAS}
+KEPT = {Feature.SAVED, Feature.COPIED}
+SELF_FEATURES = ALWAYS | MASKS | KEPT | {Feature.OUTPUT_PROJECTION, Feature.OUTPUT_BIAS}
 
 CROSS = """
 class f(nn.Module):
@@ -44,7 +45,7 @@ class f(nn.Module):
         q, k, v = (split(x, self.heads) for x in (self.to_q(query), self.to_k(key), self.to_v(value)))
         return F.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal).transpose(1, 2).flatten(2)
 """
-CROSS_FEATURES = ALWAYS | MASKS | {Feature.CROSS, Feature.KEY_VALUE, Feature.BIAS, Feature.CAUSAL}
+CROSS_FEATURES = ALWAYS | MASKS | KEPT | {Feature.CROSS, Feature.KEY_VALUE, Feature.BIAS, Feature.CAUSAL}
 
 
 PASSING_ON = """

@@ -86,3 +86,52 @@ def test_what_raises_is_not_claimed(make: Make) -> None:
     batched = make(f"{COPY.replace('flat = query.ndim == 2', 'flat, _ = False, query.shape[2]')}\nf = Copy")
     assert Feature.UNBATCHED not in batched.claims
     assert {Feature.SAVED, Feature.COPIED} <= batched.claims.features
+
+
+OWN = """
+import math
+from torch import nn
+
+class Own(nn.Module):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.h, self.qkv, self.out = num_heads, nn.Linear(embed_dim, 3 * embed_dim), nn.Linear(embed_dim, embed_dim)
+
+    def project(self, x):
+        return self.out(x)
+
+    def forward(self, x):
+        q, k, v = (y.unflatten(-1, (self.h, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        p = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+        return self.project((p @ v).transpose(1, 2).flatten(2))
+"""
+UNKEPT = {
+    "a copy calls a part of the original": (
+        "modules.copied",
+        "def __init__(self, *a):\n        super().__init__(*a)\n        self.project = lambda x: self.out(x)",
+    ),
+    "what is saved is rounded": (
+        "modules.saved",
+        "def state_dict(self, **k): return {n: x.half().to(x.dtype) for n, x in super().state_dict(**k).items()}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("clause", "body"), UNKEPT.values(), ids=UNKEPT)
+def test_every_module_of_torch_can_be_copied_and_saved(make: Make, clause: str, body: str) -> None:
+    made = make(f"{OWN}\nclass f(Own):\n    {body}")
+    assert failing(made, "modules.saved", "modules.copied") == {clause}
+
+
+@pytest.mark.parametrize(
+    ("body", "claimed"),
+    [
+        ("pass", {Feature.SAVED, Feature.COPIED}),
+        ("def forward(self, x):\n        self.last = super().forward(x)\n        return self.last", {Feature.SAVED}),
+    ],
+    ids=["a usual module", "one that keeps its last answer"],
+)
+def test_what_raises_in_an_own_module_is_not_claimed(make: Make, body: str, claimed: set[Feature]) -> None:
+    made = make(f"{OWN}\nclass f(Own):\n    {body}")
+    assert {Feature.SAVED, Feature.COPIED} & made.claims.features == claimed
+    assert failing(made, "modules.saved", "modules.copied", "modules.strided-parameters") == set()

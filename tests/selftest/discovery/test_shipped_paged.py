@@ -94,6 +94,74 @@ def scales_of_values_for_keys(
     return codes_in_pages(query, key_cache, value_cache, block_table, cache_seqlens, v_descale, v_descale)
 
 
+class PlannedPrefill:
+    """With the methods of FlashInfer's wrapper; its log-sum-exp is to base 2."""
+
+    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> None:
+        self.planned: dict[str, Any] = {}
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        causal: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: Any = "float16",
+    ) -> None:
+        counts, last = paged_kv_indptr.diff().tolist(), paged_kv_last_page_len.tolist()
+        self.planned = {
+            "queries": qo_indptr.diff().tolist(),
+            "pages": paged_kv_indices.split(counts),
+            "lengths": self.lengths(counts, last, page_size),
+            "options": (causal, sm_scale, (window_left, -1), logits_soft_cap or None),
+        }
+
+    @staticmethod
+    def lengths(counts: list[int], last: list[int], size: int) -> list[int]:
+        return [(count - 1) * size + full if count else 0 for count, full in zip(counts, last, strict=True)]
+
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+        made = self.planned
+        rows = zip(q.split(made["queries"]), made["pages"], made["lengths"], strict=True)
+        return torch.cat(
+            [
+                PagedSteps()(x[None], *paged_kv_cache, pages[None], torch.tensor([length]), *made["options"])[0]
+                for x, pages, length in rows
+            ]
+        )
+
+
+class PlannedDecode(PlannedPrefill):
+    def plan(  # type: ignore[override]
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        **options: Any,
+    ) -> None:
+        given = {name: option for name, option in options.items() if name != "kv_data_type"}
+        queries = torch.arange(len(indptr))
+        super().plan(queries, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, **given)
+
+
+class WholeLastPage(PlannedPrefill):
+    @staticmethod
+    def lengths(counts: list[int], last: list[int], size: int) -> list[int]:
+        return [count * size for count in counts]
+
+
 def failing(implementation: Implementation, *clauses: str) -> set[str]:
     verdicts = run(implementation, clauses, ("float32",))
     assert any(verdict.checks for verdict in verdicts)
@@ -115,6 +183,25 @@ def test_a_right_one_conforms(function: Any, promised: set[Feature]) -> None:
     assert {f for f in promised if f not in made.claims} == set()
     assert "called as" in made.about
     assert not failing(made, "paged.*", "masks.valid-lens", "scores.dot-product", "causal.square")
+
+
+@pytest.mark.parametrize(
+    ("kind", "promised"),
+    [(PlannedPrefill, {Feature.CAUSAL}), (PlannedDecode, set[Feature]())],
+    ids=["prefill", "decode"],
+)
+def test_a_class_that_plans_and_runs_conforms(kind: type, promised: set[Feature]) -> None:
+    made = wrapped("planned", kind, {}, "cpu")
+    assert {
+        f for f in PAGED | {Feature.SCALE, Feature.WINDOW, Feature.SOFTCAP} | promised if f not in made.claims
+    } == set()
+    assert "WithPagedKVCacheWrapper" in made.about
+    assert not failing(made, "paged.*", "masks.valid-lens", "scores.scale-explicit")
+
+
+def test_a_class_that_reads_all_of_the_last_page_is_caught() -> None:
+    made = wrapped("planned", WholeLastPage, {}, "cpu")
+    assert failing(made, "paged.lengths", "scores.dot-product") == {"paged.lengths"}
 
 
 def test_codes_in_pages_have_scales_for_all_or_for_each_head() -> None:

@@ -68,7 +68,7 @@ def thirteen(scores: Tensor, mask: Tensor) -> Tensor:
 def test_a_mistake_is_named_by_the_change_of_a_stage(steps: Steps, cases: list[Case], words: str) -> None:
     found = diagnosed(steps, cases)
     assert words in found.name
-    assert found.explains == found.of
+    assert (found.explains, found.second) == (found.of, ())
 
 
 def test_a_wrong_backward_pass_is_named_by_what_it_forgets() -> None:

@@ -12,9 +12,9 @@ from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.selftest.sessions import CANDIDATES, ROOT
 
 BREAKING = """
-from attention_conformance.tests.harness.run import clause_items, plugin, post_run
+from attention_conformance.tests.harness.run import clause_items, first_failure, plugin, post_run
 
-def crash(*arguments):
+def crash(*arguments, **options):
     raise ZeroDivisionError("an error of the suite")
 """
 CHECKED = ("--clause", "causal.square", "--dtype", "float64")
@@ -28,6 +28,7 @@ CHECKED = ("--clause", "causal.square", "--dtype", "float64")
         (ExitStatus.INTERRUPTED, "stops", "", CHECKED),
         (ExitStatus.SUITE_ERROR, "right", f"{BREAKING}clause_items.judged = crash\n", CHECKED),
         (ExitStatus.SUITE_ERROR, "halved", f"{BREAKING}post_run.record_diagnoses = crash\n", CHECKED),
+        (ExitStatus.FAILS, "halved", f"{BREAKING}first_failure.diagnose = post_run.diagnose = crash\n", CHECKED),
         (ExitStatus.SUITE_ERROR, "right", f"{BREAKING}plugin.summarise = crash\n", CHECKED),
         (ExitStatus.UNUSABLE, "missing", "", CHECKED),
         (ExitStatus.UNUSABLE, "right", "", ("--clause", "no.such-clause")),
@@ -45,6 +46,8 @@ def test_the_command_ends_with(
     assert result.returncode == status, result.stdout + result.stderr
     if status is ExitStatus.SUITE_ERROR:
         assert "next: this is an error of the suite: report it" in result.stdout
+    if ".diagnose = " in added:
+        assert "no diagnosis: looking for it raised ZeroDivisionError" in " ".join(result.stdout.split())
 
 
 def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
