@@ -71,7 +71,8 @@ def _arrangements(rearranged: bool) -> Iterator[tuple[str, str]]:
 
 def returns_scores(target: object) -> bool:
     """Whether a name in what a function, or a method of a class, returns is one of scores."""
-    tree = safe_call(lambda: ast.parse(dedent(inspect.getsource(target)))).value  # type: ignore[arg-type]
+    own: Any = getattr(target, "original", target)  # of what stands for a class of another library
+    tree = safe_call(lambda: ast.parse(dedent(inspect.getsource(own)))).value
     returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)] if tree else []
     names = (node.id for value in returned if value for node in ast.walk(value) if isinstance(node, ast.Name))
     return any(OF_SCORES.search(name) for name in names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -40,6 +40,7 @@ class Mirror(nn.Module):
     """The base of the classes that `mirror_class` makes."""
 
     made: ClassVar[Callable[..., Held]]
+    original: ClassVar[Any]
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ def mirror_class(kind: Any, made: Callable[..., Held], built: inspect.Signature,
     forward.__signature__ = called.replace(  # type: ignore[attr-defined]  # what inspect.signature reads
         parameters=[own, *called.parameters.values()]
     )
-    text = {"__doc__": kind.__doc__, "__signature__": built}
+    text = {"__doc__": kind.__doc__, "__signature__": built, "original": staticmethod(kind)}
     return type(kind.__name__, (Mirror,), {**text, "made": staticmethod(made), "forward": forward})
 
 
@@ -113,6 +114,8 @@ def _in_tensors(answer: Any) -> Any:
         return {name: _in_tensors(each) for name, each in answer.items()}
     if is_jax(answer) or isinstance(answer, np.ndarray):
         return to_tensor(np.array(answer))
+    if is_dataclass(answer):
+        return {each.name: _in_tensors(getattr(answer, each.name)) for each in fields(answer)}
     return answer
 
 
@@ -169,4 +172,6 @@ class _JaxCall(torch.autograd.Function):
 
 
 def _parts(answer: Any) -> list[Any]:
+    if is_dataclass(answer):
+        return [getattr(answer, each.name) for each in fields(answer)]
     return [*answer] if isinstance(answer, tuple | list) else [answer]

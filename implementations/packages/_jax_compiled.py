@@ -7,6 +7,7 @@ import jax
 
 from attention_conformance import PLAIN_FEATURES, Case, Claims, Conventions, Feature, Scope
 from attention_conformance.implementations.api.contract import Fit, any_case
+from attention_conformance.implementations.packages._handed_over import length_first
 
 STATIC = ("is_causal", "scale", "enable_gqa")
 DTYPES = ("float32", "bfloat16")
@@ -15,16 +16,7 @@ DTYPES = ("float32", "bfloat16")
 
 def compiled(function: Callable[..., Any]) -> Any:
     """(B, H, Lq, d_k), (B, Hk, Lk, d_k), (B, Hk, Lk, d_v) -> (B, H, Lq, d_v), as one program for each shape."""
-
-    def attention(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, enable_gqa: bool = False, **options: Any
-    ) -> Any:
-        if attn_mask is not None:
-            mask = attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)
-            options["mask" if mask.dtype == bool else "bias"] = mask
-        return function(*(each.swapaxes(1, 2) for each in (query, key, value)), **options).swapaxes(1, 2)
-
-    return jax.jit(attention, static_argnames=STATIC)
+    return jax.jit(length_first(function), static_argnames=STATIC)
 
 
 def claims(*added: Feature, fit: Fit = any_case) -> Claims:

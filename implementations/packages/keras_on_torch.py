@@ -10,7 +10,6 @@
 import os
 
 os.environ["KERAS_BACKEND"] = "torch"
-import torch
 from keras import ops
 
 from attention_conformance import (
@@ -25,28 +24,11 @@ from attention_conformance import (
     Unsupported,
     torch_op,
 )
-
-
-def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """(B, H, Lq, d_k), (B, Hk, Lk, d_k), (B, Hk, Lk, d_v) -> (B, H, Lq, d_v)."""
-    given = {} if attn_mask is None else {"mask" if attn_mask.dtype == torch.bool else "bias": attn_mask}
-    by_length = (each.transpose(1, 2) for each in (query, key, value))
-    answer: torch.Tensor = ops.dot_product_attention(*by_length, is_causal=is_causal, scale=scale, **given)
-    return answer.transpose(1, 2)
+from attention_conformance.implementations.packages._handed_over import length_first
 
 
 def _one_bias(case: Case) -> Case | Unsupported:
-    """Masks have four axes; a bias goes on to torch alone, which takes it or the causal flag."""
-    if case.mask is not MaskKind.NONE and case.mask_shape.count(",") < 3:
-        return Unsupported("takes masks of 4 axes")
+    """A bias goes on to torch alone, which takes it or the causal flag."""
     both = case.causal and case.mask not in (MaskKind.NONE, MaskKind.BOOL)
     return Unsupported("takes a bias or the causal flag, not both") if both else case
 
@@ -59,6 +41,6 @@ sdpa = Implementation(
         Conventions().claiming({"empty-row": "uniform", "empty-row-float": "zeros"}),
         fit=_one_bias,
     ),
-    torch_op(attention),
+    torch_op(length_first(ops.dot_product_attention)),
     "keras.ops.dot_product_attention on torch",
 )

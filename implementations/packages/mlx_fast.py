@@ -17,25 +17,21 @@ from attention_conformance import (
     PLAIN_FEATURES,
     Alignment,
     Array,
-    Case,
     Claims,
     Conventions,
     Feature,
     Implementation,
-    MaskKind,
     Scope,
-    Unsupported,
     numpy_op,
 )
+from attention_conformance.implementations.packages._handed_over import one_mask
 
 mx.set_default_device(mx.cpu)
 TYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 
 def attention(
-    query: Array,
-    key: Array,
-    value: Array,
+    *inputs: Array,
     attn_mask: Array | None = None,
     is_causal: bool = False,
     scale: float | None = None,
@@ -43,21 +39,15 @@ def attention(
 ) -> Array:
     """(B, H, Lq, d_k), (B, Hk, Lk, d_k), (B, Hk, Lk, d_v) -> (B, H, Lq, d_v)."""
     mask = "causal" if is_causal else None if attn_mask is None else _given(attn_mask)
-    factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    answer = mx.fast.scaled_dot_product_attention(*map(_given, (query, key, value)), scale=factor, mask=mask)
-    return np.array(answer.astype(mx.float32)).astype(query.dtype)
+    factor = 1.0 / math.sqrt(inputs[0].shape[-1]) if scale is None else scale
+    answer = mx.fast.scaled_dot_product_attention(*map(_given, inputs), scale=factor, mask=mask)
+    return np.array(answer.astype(mx.float32)).astype(inputs[0].dtype)
 
 
 def _given(array: Array) -> object:
     if array.dtype.kind == "b":
         return mx.array(array)
     return mx.array(array.astype(DTYPES["float32"])).astype(TYPES[array.dtype.name])
-
-
-def _one_mask(case: Case) -> Case | Unsupported:
-    """`mask` is an array or the word causal."""
-    both = case.causal and case.mask is not MaskKind.NONE
-    return Unsupported("takes a mask or the causal flag, not both") if both else case
 
 
 fused = Implementation(
@@ -69,7 +59,7 @@ fused = Implementation(
             {"empty-row": "uniform", "empty-row-float": "nan"}
         ),
         tuple(TYPES),
-        _one_mask,
+        one_mask,
     ),
     numpy_op(attention),
     "MLX's fused attention, on the CPU",

@@ -35,6 +35,7 @@ from attention_conformance import (
     Unsupported,
     numpy_op,
 )
+from attention_conformance.implementations.packages._handed_over import positive_scale
 
 OPSET = 23
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
@@ -44,18 +45,16 @@ BOOL = TensorProto.BOOL
 
 def attention(
     session: Callable[[bytes], Callable[[dict[str, Array]], Array]],
-    query: Array,
-    key: Array,
-    value: Array,
+    *inputs: Array,
     attn_mask: Array | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Array:
     """(B, H, Lq, d_k), (B, Hk, Lk, d_k), (B, Hk, Lk, d_v) -> (B, H, Lq, d_v); `session` runs a model."""
-    given = {"Q": query, "K": key, "V": value, **({} if attn_mask is None else {"attn_mask": attn_mask})}
+    given = {**dict(zip("QKV", inputs, strict=True)), **({} if attn_mask is None else {"attn_mask": attn_mask})}
     mask = None if attn_mask is None else (attn_mask.ndim, attn_mask.dtype.kind == "b")
-    return session(_model(query.dtype.name, mask, is_causal, scale))(given)
+    return session(_model(inputs[0].dtype.name, mask, is_causal, scale))(given)
 
 
 @cache
@@ -98,7 +97,7 @@ def _both_last_axes(case: Case) -> Case | Unsupported:
     """The last two axes of a mask are spelled out, and a scale is positive: all else is refused."""
     if case.mask is not MaskKind.NONE and not case.mask_shape.endswith("Lq,Lk"):
         return Unsupported("takes masks whose last axes are Lq and Lk")
-    return Unsupported("takes scales above 0") if case.scale is not None and case.scale <= 0.0 else case
+    return positive_scale(case)
 
 
 FEATURES = PLAIN_FEATURES | {Feature.GROUPED}

@@ -35,49 +35,42 @@ from attention_conformance import (
     WindowCount,
     numpy_op,
 )
+from attention_conformance.implementations.packages._handed_over import positive_scale
 
+INPUTS = ("query", "key", "value")
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT32
 WIDTHS = 8
 """Widths of heads are multiples of this."""
 
 
 def multi_head_attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    attn_mask: Array | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
+    *inputs: Array, attn_mask: Array | None = None, is_causal: bool = False, scale: float | None = None
 ) -> Array:
     """(B, H, Lq, d_k), (B, H, Lk, d_k), (B, H, Lk, d_v) -> (B, H, Lq, d_v)."""
-    heads = query.shape[1]
+    heads, queries, keys = inputs[0].shape[1], inputs[0].shape[2], inputs[1].shape[2]
     options = {"num_heads": heads, "unidirectional": int(is_causal), **({} if scale is None else {"scale": scale})}
-    given = {"query": _packed(query), "key": _packed(key), "value": _packed(value)}
+    given = dict(zip(INPUTS, map(_packed, inputs), strict=True))
     names = [*given, "", ""]
     if attn_mask is not None:
-        given["attention_bias"] = np.broadcast_to(attn_mask, (*query.shape[:-1], key.shape[-2])).copy()
+        given["attention_bias"] = np.broadcast_to(attn_mask, (len(inputs[0]), heads, queries, keys)).copy()
     run = _session("MultiHeadAttention", (*names, *list(given)[3:]), tuple(sorted(options.items())), 1)
     return _in_heads(run(given), heads)
 
 
 def grouped_query_attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    scale: float | None = None,
-    softcap: float | None = None,
+    *inputs: Array,
     window_size: tuple[int, int] = (-1, -1),
     sinks: Array | None = None,
     enable_gqa: bool = False,
+    **options: Any,
 ) -> Array:
     """(B, H, L, d), (B, Hk, L, d), (B, Hk, L, d) -> (B, H, L, d), causal; a window counts the query's own key."""
-    heads, length = query.shape[1], query.shape[2]
-    options: dict[str, Any] = {"num_heads": heads, "kv_num_heads": key.shape[1], "local_window_size": window_size[0]}
-    options |= {name: each for name, each in (("scale", scale), ("softcap", softcap)) if each is not None}
-    given = {"query": _packed(query), "key": _packed(key), "value": _packed(value)}
-    given["seqlens_k"] = np.full(query.shape[0], length - 1, np.int32)
+    batch, heads, length, _ = inputs[0].shape
+    options |= {"num_heads": heads, "kv_num_heads": inputs[1].shape[1], "local_window_size": window_size[0]}
+    given = dict(zip(INPUTS, map(_packed, inputs), strict=True))
+    given["seqlens_k"] = np.full(batch, length - 1, np.int32)
     given["total_sequence_length"] = np.array(length, np.int32)
-    names = [*list(given)[:3], "", "", *list(given)[3:]]
+    names = [*INPUTS, "", "", *list(given)[3:]]
     if sinks is not None:
         names += ["", "", "", "", "head_sink"]
         given["head_sink"] = sinks
@@ -111,14 +104,9 @@ def _session(
     return lambda given: np.asarray(session.run(None, given)[0])
 
 
-def _positive_scale(case: Case) -> Case | Unsupported:
-    """The scale 0 means the default."""
-    return Unsupported("takes scales above 0") if case.scale is not None and case.scale <= 0.0 else case
-
-
 def _added(case: Case) -> Case | Unsupported:
     """Masks are added."""
-    return Unsupported("takes float masks") if case.mask is MaskKind.BOOL else _positive_scale(case)
+    return Unsupported("takes float masks") if case.mask is MaskKind.BOOL else positive_scale(case)
 
 
 def _prompt(case: Case) -> Case | Unsupported:
@@ -126,7 +114,7 @@ def _prompt(case: Case) -> Case | Unsupported:
     if case.extension.window_left == 0:
         return Unsupported("takes windows of one key or more")
     width = -(-case.sizes.d_k // WIDTHS) * WIDTHS
-    return _positive_scale(case.sized(key_length=case.sizes.query_length, d_k=width, d_v=width))
+    return positive_scale(case.sized(key_length=case.sizes.query_length, d_k=width, d_v=width))
 
 
 PLAIN = frozenset({Feature.CORE, Feature.HEADS, Feature.KEY_VALUE, Feature.SCALE})

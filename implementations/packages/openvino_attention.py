@@ -33,23 +33,19 @@ from attention_conformance import (
     Unsupported,
     numpy_op,
 )
+from attention_conformance.implementations.packages._handed_over import one_mask
 
 SETTINGS = {"INFERENCE_PRECISION_HINT": "f32"}
 """Without it CPUs that have bfloat16 compute in it."""
 
 
 def attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    attn_mask: Array | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
+    *inputs: Array, attn_mask: Array | None = None, is_causal: bool = False, scale: float | None = None
 ) -> Array:
     """(B, H, Lq, d_k), (B, H, Lk, d_k), (B, H, Lk, d_v) -> (B, H, Lq, d_v)."""
     mask = None if attn_mask is None else (attn_mask.ndim, attn_mask.dtype.kind == "b")
-    numbers = None if scale is None else np.array(scale, query.dtype)
-    given = [each for each in (query, key, value, attn_mask, numbers) if each is not None]
+    numbers = None if scale is None else np.array(scale, inputs[0].dtype)
+    given = [each for each in (*inputs, attn_mask, numbers) if each is not None]
     return _model(mask, is_causal, scale is not None)(given)
 
 
@@ -66,18 +62,16 @@ def _model(mask: tuple[int, bool] | None, is_causal: bool, scaled: bool) -> Call
     return lambda given: np.array(compiled(given)[0])
 
 
-def _one_mask(case: Case) -> Case | Unsupported:
+def _two_axes(case: Case) -> Case | Unsupported:
     """With the causal flag a mask is not looked at, as the documentation says; masks have two axes or more."""
     if case.mask is not MaskKind.NONE and case.mask_shape is MaskShape.KEYS_ONLY:
         return Unsupported("takes masks of two axes or more")
-    if case.causal and case.mask is not MaskKind.NONE:
-        return Unsupported("takes a mask or the causal flag, not both")
-    return case
+    return one_mask(case)
 
 
 op = Implementation(
     "openvino.sdpa",
-    Claims(Scope.OP, PLAIN_FEATURES, Conventions().claiming({"empty-row": "nan"}), ("float32",), _one_mask),
+    Claims(Scope.OP, PLAIN_FEATURES, Conventions().claiming({"empty-row": "nan"}), ("float32",), _two_axes),
     numpy_op(attention),
     "OpenVINO's ScaledDotProductAttention, on the CPU",
 )

@@ -7,12 +7,9 @@
 # ///
 """Transformers: the functions to which its models hand query, key and value, for `sdpa` and in the eager forms."""
 
-import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
-import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.bert import modeling_bert
 from transformers.models.gemma2 import modeling_gemma2
@@ -31,38 +28,11 @@ from attention_conformance import (
     Unsupported,
     torch_op,
 )
+from attention_conformance.implementations.packages._called_by_module import of
 
-Tensor = torch.Tensor
 DIFFERENTIABLE = frozenset({Feature.GRADIENTS, Feature.MASK_GRADIENT, Feature.VIEWS})
 ADDED = PLAIN_FEATURES - {Feature.BOOL_MASK, Feature.CAUSAL} | DIFFERENTIABLE | {Feature.WEIGHTS}
 """Of eager forms: masks are added, and hold the future where a model is causal."""
-
-
-def _module(query: Tensor, key: Tensor) -> SimpleNamespace:
-    """What the functions read from the module that calls them."""
-    groups = query.shape[1] // key.shape[1]
-    return SimpleNamespace(num_key_value_groups=groups, training=False, is_causal=False)
-
-
-def of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, (B, H, Lq, d_k), (B, Hk, Lk, d_k), (B, Hk, Lk, d_v) -> (B, H, Lq, d_v)."""
-
-    def attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        **options: Any,
-    ) -> Any:
-        scaling = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-        module = _module(query, key)
-        output, weights = function(module, query, key, value, attn_mask, scaling=scaling, **options)
-        output = output.transpose(1, 2)
-        return output if weights is None else (output, weights)
-
-    return attention
 
 
 def _prefill(case: Case) -> Case | Unsupported:

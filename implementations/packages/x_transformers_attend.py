@@ -6,9 +6,14 @@
 # implementations = ["attend", "flash", "flash_argument"]
 #
 # [tool.attention-conformance.findings]
+# attend = """
+# A bias of minus infinity that leaves a row none but later keys, and causal=True: the row is answered with the values
+# of those keys, as a finite number is written over their scores. No report was found.
+# """
 # flash = """
 # With flash=True and more queries than keys, the causal triangle starts in the top-left corner, and otherwise
 # in the bottom-right one. No report was found.
+# A bias of minus infinity before the causal mask answers as in the composed form.
 # """
 # flash_argument = """
 # With flash=True, causal=True in the call is ignored: only the constructor's flag is read. No report was found.
@@ -36,6 +41,7 @@ from attention_conformance import (
     Unsupported,
     torch_op,
 )
+from attention_conformance.implementations.packages._handed_over import apart
 
 MASKS = frozenset({Feature.BOOL_MASK, Feature.FLOAT_MASK})
 GRADIENTS = frozenset({Feature.GRADIENTS, Feature.VIEWS})
@@ -49,20 +55,10 @@ def _built(flash: bool, causal: bool) -> Attend:
 
 
 def _of(flash: bool, in_call: bool = False) -> Any:
-    def attention(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        is_causal: bool = False,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
-        given: dict[str, Any] = {"causal": is_causal} if in_call else {}
-        if attn_mask is not None:
-            name = "mask" if attn_mask.dtype == torch.bool else "attn_bias"
-            given[name] = attn_mask.reshape((1,) * (4 - attn_mask.ndim) + attn_mask.shape)
+    def attention(*inputs: torch.Tensor, attn_mask: Any = None, is_causal: bool = False, **_: Any) -> torch.Tensor:
+        given = apart(attn_mask, "mask", "attn_bias") | ({"causal": is_causal} if in_call else {})
         attend = _built(flash, is_causal and not in_call)
-        return attend(query, key, value, **given)[0]  # type: ignore[no-any-return]
+        return attend(*inputs, **given)[0]  # type: ignore[no-any-return]
 
     return torch_op(attention)
 

@@ -15,6 +15,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.explain.causes import Hypothesis
 from attention_conformance.tests.harness.explain.changes import of_entry, together
+from attention_conformance.tests.harness.explain.inner_rotations import inner_rotations
 from attention_conformance.tests.harness.explain.staged import STAGES, Stage, State, opened, result_of, run
 from attention_conformance.tests.harness.explain.variants import variants
 
@@ -139,6 +140,7 @@ def _all() -> tuple[Edit, ...]:
         *_of_entries(),
         *_together(),
         *_always(),
+        *_inside(),
         *_inputs(),
         *_variants(),
     )
@@ -219,6 +221,17 @@ def _always() -> Iterator[Edit]:
         inserted = Stage(words, lambda state, e=entry, v=value: {e: v if state[e] is None else state[e]}, ())  # type: ignore[misc]
         change = partial(_replaced, STAGES[0], (inserted, STAGES[0]))
         yield Edit(f"{words} applied without being given", f"Apply the {words} only if it is given.", change, (), ENTRY)
+
+
+def _inside() -> Iterator[Edit]:
+    """Slips of a rotation that nobody asked for."""
+    for words, added, slip in inner_rotations():
+        change = partial(_turned, added, slip)
+        yield Edit(words, "Rotate queries and keys alike, each by its position.", change, (), VARIANT)
+
+
+def _turned(added: Stage, slip: dict[Stage, Stages], stages: Stages) -> Stages:
+    return added, *(by for stage in stages for by in slip.get(stage, (stage,)))
 
 
 def _inputs() -> Iterator[Edit]:

@@ -16,14 +16,16 @@ LONGEST = 200
 
 def feed(state: Mapping[str, Standing]) -> bytes:
     """The feed of a state."""
-    found = [(day, key, lines) for key, each in state.items() for day, lines in history(each) if day]
-    latest = sorted(found, key=lambda each: each[:2], reverse=True)[:LONGEST]
+    found = [
+        (day, number, key, lines) for key in state for number, (day, lines) in enumerate(history(state[key])) if day
+    ]
+    latest = sorted(found, key=lambda each: each[:3], reverse=True)[:LONGEST]
     root = ET.Element("feed", xmlns=NAMESPACE)
-    _common(root, "matrix", TITLE, max((day for day, _, _ in latest), default="1970-01-01"))
+    _common(root, "matrix", TITLE, max((day for day, *_ in latest), default="1970-01-01"))
     ET.SubElement(ET.SubElement(root, "author"), "name").text = "attention-conformance"
     ET.SubElement(root, "link", rel="self", type="application/atom+xml", href=FEED)
     ET.SubElement(root, "link", rel="alternate", type="text/html", href="index.html")
-    for day, key, lines in latest:
+    for day, _, key, lines in latest:
         entry = ET.SubElement(root, "entry")
         _common(entry, " ".join((key, day, *lines)), lines[0], day)
         ET.SubElement(entry, "link", rel="alternate", type="text/html", href=f"versions.html#{key}")

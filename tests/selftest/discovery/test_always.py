@@ -224,3 +224,18 @@ def test_a_square_triangle_takes_as_many_queries_as_keys_and_no_masks_but_its_ow
 def test_a_mask_that_breaks_is_still_claimed(make: Make) -> None:
     broken = SQUARE.replace("attn_mask.mask", "attn_mask.mask if type(attn_mask) is Triangle else absent")
     assert Feature.BOOL_MASK in make(broken).claims
+
+
+BOTH_AT_ONCE = """
+def f(q, k, v, mask=None):
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    seen = torch.ones(s.shape[-2:], dtype=torch.bool).tril()
+    return s.masked_fill(~(seen if mask is None else seen & mask), -1e30).softmax(-1) @ v
+"""
+
+
+def test_a_row_that_triangle_and_mask_leave_empty_gets_the_mean_of_all_values(make: Make) -> None:
+    made = make(BOTH_AT_ONCE)
+    assert made.claims.premises == CAUSAL
+    assert made.claims.conventions.empty_row_bool is EmptyRow.UNIFORM
+    assert_conforms(made)

@@ -255,3 +255,26 @@ def test_a_class_of_another_library_is_a_module(make: Make, library: str, width:
         return
     with pytest.raises(AssertionError, match="expected"):
         assert_conforms(made)
+
+
+SCORES_TOO = """
+import dataclasses
+@dataclasses.dataclass
+class Answer:
+    output: object
+    scores: object
+
+class f:
+    def __init__(self, emb_size: int):
+        self.W_q, self.W_k, self.W_v = (np.random.randn(emb_size, emb_size) for _ in range(3))
+    def forward(self, x):
+        q, k, v = (x @ w for w in (self.W_q, self.W_k, self.W_v))
+        qk = q @ k.swapaxes(-1, -2) / math.sqrt(x.shape[-1])
+        return Answer(shares(qk) @ v, scores=qk)
+"""
+
+
+def test_fields_of_arrays_are_read_and_scores_are_no_weights(make: Make) -> None:
+    made = make(NUMPY + SCORES_TOO)
+    assert Feature.WEIGHTS not in made.claims
+    assert_conforms(made)

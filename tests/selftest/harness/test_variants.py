@@ -149,3 +149,27 @@ def test_a_window_is_one_option_whichever_limit_it_has() -> None:
     for case in (Case().extended(window_left=1), Case().extended(window_right=1)):
         assert WINDOW in options(case)
         assert without(case, WINDOW) == Case()
+
+
+@pytest.mark.parametrize(
+    ("slip", "words"),
+    [
+        ("pairs", "rotary embedding of halves inside, cosines and sines repeated in pairs"),
+        ("back", "rotary embedding of halves inside, the keys rotated the other way"),
+        ("values", "rotary embedding of halves inside, the values rotated, too"),
+    ],
+)
+def test_a_rotation_inside_with_a_slip_has_a_name(slip: str, words: str) -> None:
+    problem = build(Case(causal=True).sized(query_length=7, d_v=4), "float64").forward_only()
+    query, key, value = (torch.from_numpy(x.copy()) for x in (problem.query, problem.key, problem.value))
+    angles = torch.outer(torch.arange(7), 10000.0 ** (-torch.arange(0, 4, 2).double() / 4))
+    angles = angles.repeat_interleave(2, -1) if slip == "pairs" else angles.repeat(1, 2)
+
+    def turned(x: Tensor, sign: float = 1.0) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return x * angles.cos() + sign * torch.cat([-second, first], -1) * angles.sin()
+
+    scores = turned(query) @ turned(key, -1.0 if slip == "back" else 1.0).mT / 2.0
+    scores = scores.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -torch.inf)
+    expected = scores.softmax(-1) @ (turned(value) if slip == "values" else value)
+    np.testing.assert_allclose(edit(words).answer(problem, CLAIMED).output, expected.numpy(), rtol=1e-11, atol=1e-13)
