@@ -77,12 +77,13 @@ WEIGHTS_RETURNED: Mapping[str, object] = {"need_weights": True, "average_attn_we
 """What makes a callable return the weights of each head."""
 KWARGS_OF_FORWARD = {"bool_mask": "attn_mask", "float_mask": "attn_mask", "is_causal": "is_causal"}
 """Options that the **kwargs of a forward may take, and their names there; a call shows whether they have an effect."""
-NAMED_ALONE = {"bool_mask", "float_mask", "key_padding_mask", "valid_lens", "training", "w_uk", "cache_batch_idx"}
-"""Options that no **kwargs of a function is given; who takes latents, or the rows of a cache, names them."""
+NAMED_ALONE = ("w_uk", "cache_batch_idx")
+"""Who takes latents, or rows of a cache, names them."""
 KWARGS_OF_FUNCTION = KWARGS_OF_FORWARD | {
     option: option
     for option, entry in OPTIONS.items()
-    if (entry.features or option in PARTNERS.values()) and option not in NAMED_ALONE
+    if (entry.features or option in PARTNERS.values())
+    and option not in ("bool_mask", "float_mask", "key_padding_mask", "valid_lens", "training", *NAMED_ALONE)
 }
 """The same for functions."""
 
