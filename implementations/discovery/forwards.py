@@ -33,6 +33,7 @@ from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
     check_order,
+    is_variadic,
     positional,
     read_options,
     required,
@@ -78,6 +79,7 @@ class ModuleCall:
         always: given in every call, such as that it shall return the weights.
         tap: the layer whose output is taken, where the module adds its input to that.
         keywords: its own names for its inputs, where it takes them by keyword only.
+        optional: whether the input of key and value is left out where it is that of the query.
         tables: more that it needs, and what is given there so that it changes nothing.
         numeric: whether its boolean masks are given as numbers, 1 for True.
         alone: whether it is an error that it returns another tensor than the output.
@@ -99,6 +101,7 @@ class ModuleCall:
     always: Mapping[str, object] = field(default_factory=dict)
     tap: str = ""
     keywords: tuple[str, ...] = ()
+    optional: bool = False
     tables: Mapping[str, Neutral] = field(default_factory=dict)
     numeric: bool = False
     alone: bool = False
@@ -117,6 +120,7 @@ class ModuleCall:
         arranged = {x: x.transpose(0, 1) if self.length_first else x for x in dict.fromkeys(inputs_of(given))}
         by_role = dict(zip(INPUTS, (arranged[x] for x in inputs_of(given)), strict=True))
         inputs = [by_role[name] for name in self.order[: self.inputs]]
+        inputs = inputs[:1] if self.optional and inputs[0] is inputs[1] else inputs
         options = {**self.options.renamed(self._options(given, problem)), **self.always}
         return self._prepared(module, inputs, options, problem.num_heads)
 
@@ -146,7 +150,7 @@ class ModuleCall:
         if self.spatial:
             inputs = [SPATIAL[self.spatial](x) for x in inputs]
         if self.keywords:
-            options |= dict(zip(self.keywords, inputs, strict=True))
+            options |= dict(zip(self.keywords, inputs, strict=not self.optional))
         positional: list[Any] = [] if self.keywords else [inputs] if self.listed else inputs
         call: Callable[[], Any] = partial(module, *positional, **options)
         if self.each_sample:
@@ -274,6 +278,22 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     given = list(product(*(neutrals(name) for name in (*unknown, *masks))))
     for call, tables in product(calls, given):
         yield replace(call, tables=dict(zip((*unknown, *masks), tables, strict=True)))
+
+
+def with_context(call: ModuleCall, kind: type[nn.Module]) -> ModuleCall | None:
+    """The call of one input with another of key and value, which may be left out; None where it takes none."""
+    signature = inspect.signature(kind.forward)
+    whole = list(signature.parameters.values())[1:]
+    inputs = _inputs(signature.replace(parameters=whole))
+    contexts = [p.name for p in whole if not required(p) and not is_variadic(p) and _is_context(p.name)]
+    if call.inputs != 1 or len(contexts) != 1 or not inputs or inputs[0].kind is inspect.Parameter.POSITIONAL_ONLY:
+        return None
+    return replace(call, inputs=2, keywords=(inputs[0].name, *contexts), optional=True)
+
+
+def _is_context(name: str) -> bool:
+    words = words_of(name)
+    return _is_input(name) and bool(words & OF_KEYS or {"key", "value"} <= words or role(name) == "key")
 
 
 def with_masks(calls: Sequence[ModuleCall]) -> Iterator[ModuleCall]:

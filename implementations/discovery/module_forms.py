@@ -19,6 +19,7 @@ from attention_conformance.implementations.discovery.forwards import (
     ModuleCall,
     forward_calls,
     settled,
+    with_context,
     with_masks,
 )
 from attention_conformance.implementations.discovery.layout import length_first
@@ -123,9 +124,22 @@ def _forms_of(make: Constructor, calls: list[ModuleCall], any_error: bool) -> It
                 refused = _telling(refused, error)
             else:
                 done = True
-                yield form
+                yield _with_context(form, make, named)
     if refused is not None and not done:
         raise refused
+
+
+def _with_context(form: Form, make: Constructor, refused: TargetError | None) -> Form:
+    """The form with another sequence for key and value, if it may be given one and is the same attention then."""
+    _, call, variant = form
+    other = None
+    if variant is not None and not make.window and isinstance(make.kind, type):
+        other = with_context(call, make.kind)
+    if other is not None:
+        with suppress(TargetError):
+            wider = _form(make, other, refused)
+            return wider if wider[2] == variant else form
+    return form
 
 
 def _answering(call: ModuleCall, make: Constructor, module: nn.Module, any_error: bool) -> Iterator[ModuleCall]:
@@ -185,9 +199,13 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
     """
 
     def answer(module: nn.Module, inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return call.plain(module, inputs, make.heads)
+        query, key, value = inputs
+        if call.optional:  # all keys twice give the same answer, and show that another length is read
+            key, value = (torch.cat([x, x], 1) for x in (key, value))
+        return call.plain(module, (query, key, value), make.heads)
 
-    call = replace(call, length_first=length_first(built(make), answer, make.tokens))
+    if not call.optional:
+        call = replace(call, length_first=length_first(built(make), answer, make.tokens))
     reading = read(built(make).eval(), answer, call.inputs, WIDTH, make.heads, make.tokens)
     if call.spatial and (reading is None or reading.variant is None) and not _has_convolutions(built(make)):
         raise UnknownFormError(f"its layout is unknown: {REMEDY}")

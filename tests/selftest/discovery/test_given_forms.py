@@ -10,6 +10,8 @@ from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.module_forms import Form, found_form
 from attention_conformance.spec.conventions import Polarity, ProductPrecision
 from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import START, Make, assert_conforms, make
 
 __all__ = ["make"]
@@ -256,3 +258,28 @@ def test_dropout_after_the_output_is_not_that_of_the_attention(make: Make) -> No
     made = make(text_of({**sizes, **added}))
     assert "it drops nothing before the input is added" in made.about
     assert Feature.DROPOUT not in made.claims
+
+
+def context(name: str, given: str = "{0} is None", else_: str = "{0}") -> dict[str, str]:
+    """A module that takes keys and values from `name`, if it is given."""
+    before = f"y = x if {given.format(name)} else {else_.format(name)}"
+    return {"inputs": f"x, {name}=None", "before": before, "y": "y"}
+
+
+@pytest.mark.parametrize("name", ["context", "encoder_hidden_states", "kv", "key_value_states"])
+def test_another_sequence_that_may_be_left_out_is_given(make: Make, name: str) -> None:
+    made = make(text_of(context(name)))
+    assert Feature.CROSS in made.claims
+    assert_conforms(made)
+
+
+def test_a_sequence_that_is_left_out_where_it_is_as_long_is_wrong(make: Make) -> None:
+    made = make(text_of(context("context", "context is None or context.shape == x.shape")))
+    (verdict,) = run(made, ("cross-attention.sources",), ("float32",))
+    assert verdict.status is Status.FAIL
+
+
+@pytest.mark.parametrize("else_", ["torch.cat([x, {0}], 1)", "x + {0}.mean(1, keepdim=True)", "x"])
+def test_what_is_not_read_as_keys_and_values_is_not_given(make: Make, else_: str) -> None:
+    assert form_of(context("context", else_=else_))[1].inputs == 1
+    assert_conforms(make(text_of(context("context", else_=else_))))
