@@ -19,6 +19,7 @@ from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.selftest.sessions import SUITE
+from attention_conformance.tests.selftest.thorough import by_turns
 
 PLAIN = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE})
 MASKED = PLAIN | {Feature.BOOL_MASK}
@@ -164,7 +165,7 @@ def test_weights_that_are_claimed_and_not_returned() -> None:
     assert "none are returned" in mistake_of(adapter(eager, Feature.WEIGHTS))
 
 
-@pytest.mark.parametrize("processes", [(), ("-n", "1")])
+@pytest.mark.parametrize("processes", by_turns([(), ("-n", "1")], 2))
 def test_a_run_names_the_mistake_before_the_first_verdict_and_in_its_diagnosis(
     pytester: pytest.Pytester, processes: tuple[str, ...]
 ) -> None:

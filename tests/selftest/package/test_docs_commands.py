@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from attention_conformance.tests.measurements import wheels
 from attention_conformance.tests.selftest.package.page_commands import Command, File, agree, blocks, steps
 from attention_conformance.tests.selftest.sessions import ROOT
+from attention_conformance.tests.selftest.thorough import thorough
 
 NAME = "attention_conformance"
 RESULTS = {"audit", "benchmark-calibration", "bounds", "conventions", "diagnosis", "inhouse-speed", "suite-profile"}
@@ -47,11 +48,18 @@ def of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def marks_of(page: Path) -> Sequence[pytest.MarkDecorator]:
+    """Benchmarks have tests of their own, and what contributors run is what the others run on defects."""
+    return [thorough] if page.stem in ("benchmarks", "contributing") else []
+
+
 COMMANDS = {page: [step.text for step in steps(page) if isinstance(step, Command)] for page in PAGES}
 SHOWN = {command for listed in COMMANDS.values() for command in listed}
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if COMMANDS[page]], ids=of)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=of(page), marks=marks_of(page)) for page in PAGES if COMMANDS[page]]
+)
 def test_commands_do_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     needs_clone = any(command.startswith(CLONE) for command in COMMANDS[page])
     folder = cloned(tmp_path / NAME) if needs_clone else tmp_path

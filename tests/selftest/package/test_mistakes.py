@@ -8,6 +8,7 @@ import pytest
 
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.selftest.sessions import ROOT, Sessions
+from attention_conformance.tests.selftest.thorough import by_turns
 
 FILES = {
     "mine.py": """
@@ -122,7 +123,7 @@ def test_the_command_of_a_failure_names_one_of_several_candidates(sessions: Sess
     assert again.count("--candidate") == 1
 
 
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("joined", by_turns([False, True], 2))
 def test_a_path_that_pytest_takes_for_the_place_of_the_tests(tmp_path: Path, joined: bool) -> None:
     report = tmp_path / "report"
     report.mkdir()

@@ -183,7 +183,7 @@ def test_a_run_on_a_full_disk_is_not_complete(sessions: Sessions, tmp_path: Path
     assert not list((tmp_path / "report").glob("*.part"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", by_turns([signal.SIGTERM, signal.SIGINT], 2))
 @pytest.mark.parametrize("processes", by_turns([("-n", "2"), ()], 2))
 def test_a_signal_leaves_all_views_marked(tmp_path: Path, number: signal.Signals, processes: tuple[str, ...]) -> None:
     file, folder = tmp_path / "slow.py", tmp_path / "report"

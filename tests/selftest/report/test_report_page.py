@@ -25,6 +25,7 @@ from attention_conformance.tests.selftest.report.browser import (
     visiting,
 )
 from attention_conformance.tests.selftest.report.page_runs import BAD, KNOWN, LINK, MARKUP, RIGHT, WRONG, full, invented
+from attention_conformance.tests.selftest.thorough import by_turns
 
 __all__ = ["browser"]
 
@@ -68,11 +69,9 @@ def unfold(visit: Visit) -> None:
     visit.page.evaluate("() => document.querySelectorAll('details').forEach((each) => { each.open = true })")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
-def test_no_complaints(
-    browser: Browser, tmp_path: Path, width: int, scheme: Scheme, pytestconfig: pytest.Config
-) -> None:
+@pytest.mark.parametrize("look", by_turns([(360, "dark"), (360, "light"), (1280, "light"), (1280, "dark")], 2))
+def test_no_complaints(browser: Browser, tmp_path: Path, look: tuple[int, Scheme], pytestconfig: pytest.Config) -> None:
+    width, scheme = look
     with visiting(browser, written(invented(names=(WRONG,)), tmp_path), width, scheme, READY) as visit:
         pictured(visit, pytestconfig, f"report-failing-{width}-{scheme}")
         assert visit.complaints() == []

@@ -28,7 +28,7 @@ from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.sessions import Sessions
-from attention_conformance.tests.selftest.thorough import by_turns
+from attention_conformance.tests.selftest.thorough import by_turns, thorough
 
 SDPA = "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
 DYING = f"""import os, sys, torch
@@ -75,7 +75,10 @@ def judged(
     return result, json.loads((folder / "report.json").read_text())
 
 
-@pytest.mark.parametrize(("text", "same"), [(ONCE, True), (OFTEN, False)], ids=["once", "often"])
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [pytest.param(ONCE, True, id="once"), pytest.param(OFTEN, False, id="often", marks=thorough)],
+)
 def test_deaths_end_with_the_same_verdicts_on_two_processes(
     sessions: Sessions, tmp_path: Path, text: str, same: bool
 ) -> None:

@@ -19,6 +19,8 @@ from attention_conformance.tests.report.views.matrix_feed import FEED, feed
 from attention_conformance.tests.report.views.matrix_state import FILE, Standing, changes, read_state, remembering
 from attention_conformance.tests.selftest.package.test_house import NAME, imports
 
+# Another test may have imported JAX into this process, which warns of each fork; here a program follows at once.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 CALLED = {"paddle", "haiku"}
 """Modules whose distribution has another name: paddlepaddle, dm-haiku."""
 
