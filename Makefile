@@ -3,6 +3,9 @@
 # make thorough      the same in every dtype, with tests that repeat others in more variants and processes
 # make bench         times the built-in implementations on representative workloads, and writes report/bench.html
 
+# A clone judges with its own code: with another copy on PYTHONPATH there would be two.
+unexport PYTHONPATH
+
 PYTHON ?= python3
 VENV   ?= .venv
 RUN    := $(VENV)/bin/python

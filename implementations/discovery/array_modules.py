@@ -67,9 +67,9 @@ def _built(kind: type) -> inspect.Signature:
     own = list(whole.parameters.values())[1:]
     if own and own[-1].kind is inspect.Parameter.VAR_KEYWORD and len(kind.__mro__) > 2:
         base = next((each for each in kind.__mro__[1:] if "__init__" in vars(each)), object)
-        further = _built(base).parameters.values() if base is not object else []
+        inherited = _built(base).parameters.values() if base is not object else []
         names = {p.name for p in own}
-        own += [p.replace(kind=p.KEYWORD_ONLY) for p in further if p.name not in names and not is_variadic(p)]
+        own += [p.replace(kind=p.KEYWORD_ONLY) for p in inherited if p.name not in names and not is_variadic(p)]
         own.sort(key=lambda p: p.kind)
     return whole.replace(parameters=own)
 
@@ -97,7 +97,7 @@ def _call(kind: type) -> inspect.Signature:
 
 
 def _is_source(parameter: inspect.Parameter, every: Sequence[inspect.Parameter]) -> bool:
-    """Whether a parameter of a call takes a source of random numbers: no `key` beside a query or a value."""
+    """Whether a parameter of a call takes a source of random numbers: no `key` where there is a query or a value."""
     inputs = {role(p.name) for p in every} - {"key"}
     return parameter.name in HIDDEN and (parameter.kind is parameter.KEYWORD_ONLY or not inputs & set(INPUTS))
 

@@ -117,13 +117,17 @@ class ClaimCheck:
         first, second = self.answer(problem), self.answer(without)
         return not first.error and not second.error and equal_outputs(first, second)
 
-    def succeeds(self, run: AdapterRun, case: Case = PLAIN, gradients: bool = False) -> bool:
-        """Whether another `run` answers a case without an exception."""
+    def succeeds(self, run: AdapterRun) -> bool:
+        """Whether another `run` answers the plain case without an exception."""
+        return not self.error_of(run)
+
+    def error_of(self, run: AdapterRun, case: Case = PLAIN, gradients: bool = False) -> str:
+        """What another `run` raises for a case; empty if it answers."""
         fitted = fit(case, self.claims)
         assert not isinstance(fitted, Unsupported)
         problem = build(fitted, self.dtype)
         given = problem if gradients else problem.forward_only()
-        return not safe_call(lambda: run(given.fresh(), self.device)).error
+        return safe_call(lambda: run(given.fresh(), self.device)).error
 
 
 def parts(outcome: CallOutcome[Any]) -> tuple[Any, ...]:

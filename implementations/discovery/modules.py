@@ -307,9 +307,9 @@ def module_candidate(
     around_it = [f"judged without {', '.join(outside)}"] if outside else []
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
     layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
-    every_note = [*always, *around_it, *plan.call.options.notes, *mode, *plan.notes, *notes, *option_notes]
+    modes, raising = _modes(plan, published, replace(check, claims=claims))
+    every_note = [*always, *around_it, *plan.call.options.notes, *mode, *plan.notes, *notes, *option_notes, *raising]
     about = "; ".join([f"a module class, {layout}", *every_note])
-    modes = _modes(plan, published, replace(check, claims=claims))
     claims = replace(claims, features=claims.features | set(modes))
     build = plan.make.constructs
     return Implementation(name, claims, plan.run(), about, construct=build, alternatives=alternatives, modes=modes)
@@ -325,11 +325,11 @@ def _kept_graph(plan: ModulePlan, check: ClaimCheck) -> str:
     return f"gradients not claimed: its cache keeps those of earlier calls: {second}" if second and not first else ""
 
 
-def _modes(plan: ModulePlan, published: bool, check: ClaimCheck) -> Modes:
-    """What it can be put through; nothing where it is no module of torch, or takes a cache, which is its state, too."""
+def _modes(plan: ModulePlan, published: bool, check: ClaimCheck) -> tuple[Modes, list[str]]:
+    """What it can be put through, and notes on the rest; nothing where it is no module of torch, or takes a cache."""
     cached = any(words_of(name) & OF_A_CACHE for name in plan.call.tables)
     if not _has_modes(plan) or cached or (published and plan.call.length_first):
-        return {}
+        return {}, []
     call = Chosen(plan.call, tuple(extra.position for extra in plan.extras))
     names = tuple(extra.name for extra in plan.extras)
     build = partial(_build, plan.make, plan.evaluating)

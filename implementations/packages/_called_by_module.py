@@ -10,7 +10,7 @@ import torch
 Tensor = torch.Tensor
 
 
-def of(function: Callable[..., Any]) -> Callable[..., Any]:
+def called_by_module(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, (B, H, Lq, d_k), (B, Hk, Lk, d_k), (B, Hk, Lk, d_v) -> (B, H, Lq, d_v); then weights, if any."""
 
     def attention(

@@ -28,7 +28,7 @@ from attention_conformance import (
     Unsupported,
     torch_op,
 )
-from attention_conformance.implementations.packages._called_by_module import of
+from attention_conformance.implementations.packages._called_by_module import called_by_module
 
 DIFFERENTIABLE = frozenset({Feature.GRADIENTS, Feature.MASK_GRADIENT, Feature.VIEWS})
 ADDED = PLAIN_FEATURES - {Feature.BOOL_MASK, Feature.CAUSAL} | DIFFERENTIABLE | {Feature.WEIGHTS}
@@ -45,13 +45,15 @@ def _prefill(case: Case) -> Case | Unsupported:
 def _eager(name: str, function: Callable[..., Any], about: str, *added: Feature, **settings: str) -> Implementation:
     conventions = Conventions().claiming({"empty-row": "nan"} | {k.replace("_", "-"): v for k, v in settings.items()})
     claims = Claims(Scope.OP, ADDED.union(added), conventions)
-    return Implementation(f"transformers.eager.{name}", claims, torch_op(of(function), extras=("weights",)), about)
+    return Implementation(
+        f"transformers.eager.{name}", claims, torch_op(called_by_module(function), extras=("weights",)), about
+    )
 
 
 sdpa = Implementation(
     "transformers.sdpa",
     Claims(Scope.OP, PLAIN_FEATURES | DIFFERENTIABLE | {Feature.GROUPED}, fit=_prefill),
-    torch_op(of(sdpa_attention_forward)),
+    torch_op(called_by_module(sdpa_attention_forward)),
     "what attn_implementation='sdpa' calls",
 )
 bert = _eager("bert", modeling_bert.eager_attention_forward, "of BERT, and of most encoders")

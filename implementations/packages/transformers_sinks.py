@@ -13,7 +13,7 @@ import torch
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
 from attention_conformance import PLAIN_FEATURES, Claims, Conventions, Feature, Implementation, Scope, torch_op
-from attention_conformance.implementations.packages._called_by_module import of
+from attention_conformance.implementations.packages._called_by_module import called_by_module
 
 LEFT_OUT = {Feature.BOOL_MASK, Feature.CAUSAL}
 """Masks are added, and hold the future."""
@@ -22,7 +22,7 @@ ADDED = {Feature.GRADIENTS, Feature.MASK_GRADIENT, Feature.VIEWS, Feature.GROUPE
 
 def attention(*inputs: torch.Tensor, **options: Any) -> torch.Tensor:
     """The output alone: the weights are those of the keys, without the share of the sinks."""
-    output: torch.Tensor = of(eager_attention_forward)(*inputs, **options)[0]
+    output: torch.Tensor = called_by_module(eager_attention_forward)(*inputs, **options)[0]
     return output
 
 

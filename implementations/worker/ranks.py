@@ -38,7 +38,7 @@ from attention_conformance.implementations.worker.wire import LENGTH, Message, d
 
 MODULE = "attention_conformance.implementations.worker.ranks"
 IN_STEP = ("fit", "construct", "seed", "overwritten")
-"""The requests that are answered besides those of each worker.
+"""The requests that are answered in addition to those of each worker.
 
 In each of them, every process makes the same calls in the same order.
 """

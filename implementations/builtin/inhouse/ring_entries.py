@@ -28,7 +28,7 @@ def attention(
         query: (B, H, Lq, d_k).
         key: (B, Hk, Lk, d_k).
         value: (B, Hk, Lk, d_v).
-        exchanged: each process knows its own slices alone, and is told of the lengths of others.
+        exchanged: each process knows its own slices alone, and gets the lengths of others from them.
         options: those of `ring_attention`.
     """
     check(query.shape, key.shape, value.shape, supported(options, SUPPORTED))  # before any process waits for another

@@ -187,7 +187,10 @@ def _of_entries() -> Iterator[Edit]:
 
 def with_entry(stage: Stage, entry: str, words: str, change: Callable[[Any], Any], rank: float) -> Edit:
     """An entry changed before a stage."""
-    changed: Callable[[State], State] = lambda state: {entry: change(state.get(entry))}  # noqa: E731
+
+    def changed(state: State) -> State:
+        return {entry: change(state.get(entry))}
+
     within = Stage(words, lambda state: stage.change(state | changed(state)), stage.reads, stage.needs)
     inserted = (within,) if entry in OF_HIDING else (Stage(words, changed, (entry,)), stage)
     repair = f"Apply the {stage.name} as it is given."
@@ -226,11 +229,11 @@ def _always() -> Iterator[Edit]:
 def _inside() -> Iterator[Edit]:
     """Slips of a rotation that nobody asked for."""
     for words, added, slip in inner_rotations():
-        change = partial(_turned, added, slip)
+        change = partial(_rotated_inside, added, slip)
         yield Edit(words, "Rotate queries and keys alike, each by its position.", change, (), VARIANT)
 
 
-def _turned(added: Stage, slip: dict[Stage, Stages], stages: Stages) -> Stages:
+def _rotated_inside(added: Stage, slip: dict[Stage, Stages], stages: Stages) -> Stages:
     return added, *(by for stage in stages for by in slip.get(stage, (stage,)))
 
 

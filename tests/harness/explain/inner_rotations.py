@@ -56,10 +56,10 @@ def _of_values(state: State) -> State:
 
 
 def _mismatched(stage: Stage, pairing: RotaryPairing) -> Stage:
-    """Components of one pairing, turned by the angles of the other one."""
+    """Components of one pairing, rotated by the angles of the other one."""
     entry, places = stage.reads[:2]
 
-    def turn(state: State) -> State:
+    def rotated(state: State) -> State:
         rows = state[entry]
         half = BASE ** (-torch.arange(0, rows.shape[-1], 2).double() / rows.shape[-1])
         halves = pairing is RotaryPairing.HALVES
@@ -69,4 +69,4 @@ def _mismatched(stage: Stage, pairing: RotaryPairing) -> Stage:
         partner = torch.cat([-second, first], -1) if halves else torch.stack([-second, first], -1).flatten(-2)
         return {entry: rows * angles.cos() + partner * angles.sin()}
 
-    return Stage(stage.name, turn, stage.reads)
+    return Stage(stage.name, rotated, stage.reads)

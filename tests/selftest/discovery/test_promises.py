@@ -134,4 +134,5 @@ def test_every_module_of_torch_can_be_copied_and_saved(make: Make, clause: str, 
 def test_what_raises_in_an_own_module_is_not_claimed(make: Make, body: str, claimed: set[Feature]) -> None:
     made = make(f"{OWN}\nclass f(Own):\n    {body}")
     assert {Feature.SAVED, Feature.COPIED} & made.claims.features == claimed
+    assert ("copied not claimed: RuntimeError" in made.about) is (Feature.COPIED not in claimed)
     assert failing(made, "modules.saved", "modules.copied", "modules.strided-parameters") == set()

@@ -18,7 +18,6 @@ from attention_conformance.tests.harness.run import command_lines
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.harness.run.progress import Progress, colours, duration
 from attention_conformance.tests.selftest.sessions import ROOT, SUITE, Sessions
-from attention_conformance.tests.selftest.thorough import by_turns
 
 ONE = ("--clause", "causal.square")
 
@@ -150,7 +149,7 @@ def test_colours_of_lines() -> None:
     assert colours("cells: clauses that hold; 2/5: 2 of 5 fail") == {}
 
 
-@pytest.mark.parametrize("no_color", by_turns([False, True], 2))
+@pytest.mark.parametrize("no_color", [False, True])
 def test_a_terminal_gets_one_line_and_colours_unless_no_color_is_set(sessions: Sessions, no_color: bool) -> None:
     command = [sys.executable, "-m", "pytest", *SUITE, "--candidate", f"{sessions.file}:halved", "--clause", "causal.*"]
     ours, theirs = pty.openpty()

@@ -165,11 +165,11 @@ def test_a_rotation_inside_with_a_slip_has_a_name(slip: str, words: str) -> None
     angles = torch.outer(torch.arange(7), 10000.0 ** (-torch.arange(0, 4, 2).double() / 4))
     angles = angles.repeat_interleave(2, -1) if slip == "pairs" else angles.repeat(1, 2)
 
-    def turned(x: Tensor, sign: float = 1.0) -> Tensor:
+    def rotated(x: Tensor, sign: float = 1.0) -> Tensor:
         first, second = x.chunk(2, -1)
         return x * angles.cos() + sign * torch.cat([-second, first], -1) * angles.sin()
 
-    scores = turned(query) @ turned(key, -1.0 if slip == "back" else 1.0).mT / 2.0
+    scores = rotated(query) @ rotated(key, -1.0 if slip == "back" else 1.0).mT / 2.0
     scores = scores.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -torch.inf)
-    expected = scores.softmax(-1) @ (turned(value) if slip == "values" else value)
+    expected = scores.softmax(-1) @ (rotated(value) if slip == "values" else value)
     np.testing.assert_allclose(edit(words).answer(problem, CLAIMED).output, expected.numpy(), rtol=1e-11, atol=1e-13)

@@ -49,7 +49,7 @@ def of(page: Path) -> str:
 
 
 def marks_of(page: Path) -> Sequence[pytest.MarkDecorator]:
-    """Benchmarks have tests of their own, and what contributors run is what the others run on defects."""
+    """Benchmarks have tests of their own, and what contributors run are tests that run anyway."""
     return [thorough] if page.stem in ("benchmarks", "contributing") else []
 
 

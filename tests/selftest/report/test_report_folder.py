@@ -22,7 +22,7 @@ from attention_conformance.tests.report.views import VIEWS
 from attention_conformance.tests.selftest.report.run_builders import SUITE, passed, subject
 from attention_conformance.tests.selftest.sessions import ROOT, Sessions
 from attention_conformance.tests.selftest.sessions import SUITE as ON_THE_SUITE
-from attention_conformance.tests.selftest.thorough import by_turns
+from attention_conformance.tests.selftest.thorough import thorough
 
 STALE = ("report.json", "report.html", "report.md", "junit.xml", "badge.json", "badge.svg", FILE)
 SDPA = "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
@@ -183,8 +183,15 @@ def test_a_run_on_a_full_disk_is_not_complete(sessions: Sessions, tmp_path: Path
     assert not list((tmp_path / "report").glob("*.part"))
 
 
-@pytest.mark.parametrize("number", by_turns([signal.SIGTERM, signal.SIGINT], 2))
-@pytest.mark.parametrize("processes", by_turns([("-n", "2"), ()], 2))
+@pytest.mark.parametrize(
+    ("number", "processes"),
+    [
+        (signal.SIGTERM, ("-n", "2")),
+        (signal.SIGINT, ()),
+        pytest.param(signal.SIGINT, ("-n", "2"), marks=thorough),
+        pytest.param(signal.SIGTERM, (), marks=thorough),
+    ],
+)
 def test_a_signal_leaves_all_views_marked(tmp_path: Path, number: signal.Signals, processes: tuple[str, ...]) -> None:
     file, folder = tmp_path / "slow.py", tmp_path / "report"
     file.write_text(SLOW)

@@ -139,7 +139,7 @@ def test_what_is_never_imported_is_waited_for_once(tmp_path: Path, monkeypatch: 
     ("computed", "seconds"),
     [
         pytest.param([1.5, 2.5, 3.5], 2, id="alone: until it has computed for as long as it may"),
-        pytest.param([0.5, 1.0, 1.5, 2.0, 2.5, 3.0], 5, id="beside others: the same"),
+        pytest.param([0.5, 1.0, 1.5, 2.0, 2.5, 3.0], 5, id="with others: the same"),
         pytest.param([0.5, 0.5], 1, id="until it computes no more"),
         pytest.param([0.5, 0.51], 1, id="until it only polls"),
         pytest.param([0.0], 0, id="never, where it does not compute"),
