@@ -19,7 +19,7 @@ def shared_keys(trace: Trace) -> Floats | None:
     keys = trace.inputs.key.shape[-2]
     if trace.softcap is not None or trace.key.shape[-2] != keys:
         return None
-    seen = trace.seen.allowed.any(-2)[..., None].astype(np.float64)
+    seen = np.any(trace.seen.allowed, axis=-2, keepdims=True).swapaxes(-1, -2).astype(np.float64)
     heads = trace.query.shape[-3]
     by_group = gather(seen, trace.inputs.key.shape[-3], trace.order) > 0.0
     return repeat_kv(by_group.astype(np.float64), heads, trace.order)
@@ -38,9 +38,11 @@ def evened_out(trace: Trace, gradient: Floats, error: Floats, precision: Precisi
     shared = shared_keys(trace)
     if shared is None:
         return error
-    sizes = np.abs(gradient) + error
+    sizes, count = np.abs(gradient) + error, np.maximum(shared.sum(-2, keepdims=True), 1.0)
     rounding = precision.growth(sizes.shape[-2]) + gamma(SHIFT_STEPS * precision.widest)
-    return np.asarray(error + shared * _mean(error + rounding * sizes, shared))
+    others = _mean(error, shared) - error / count
+    shifted = np.hypot(error - error / count, others) + rounding * (sizes + _mean(sizes, shared))
+    return np.where(shared > 0.0, np.maximum(error, shifted), error)
 
 
 def _mean(rows: Floats, shared: Floats) -> Floats:
