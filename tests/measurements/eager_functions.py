@@ -70,7 +70,7 @@ def _answered(
     """With the mask that the package itself makes of lengths, the causal flag and a window."""
     masks = [_own_mask(query, key, options), _added(options.get("attn_mask"), query)]
     mask = sum(each for each in masks if each is not None) if any(each is not None for each in masks) else None
-    passed = {name: options[name] for name in ("softcap", "sinks", "scale") if name in options}
+    passed: dict[str, Any] = {name: options[name] for name in ("softcap", "sinks", "scale") if name in options}
     if "bucketed_bias" in options:
         passed["position_bias"] = _biases(module.T5Attention, query.shape[2], key.shape[2], options)
     return called(query, key, value, mask, **passed)
