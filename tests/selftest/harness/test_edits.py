@@ -73,13 +73,13 @@ def test_a_mistake_is_named_by_the_change_of_a_stage(steps: Steps, cases: list[C
     assert (found.explains, found.second) == (found.of, ())
 
 
-def over_the_queries(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def over_the_queries(query: Tensor, key: Tensor, value: Tensor) -> Any:
     scores = query @ key.mT / query.shape[-1] ** 0.5
     powers = (scores - scores.amax(-1, keepdim=True)).exp()
     return powers / powers.sum(-2, keepdim=True) @ value
 
 
-def coarse_values(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def coarse_values(query: Tensor, key: Tensor, value: Tensor) -> Any:
     return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value.half().to(value)
 
 
