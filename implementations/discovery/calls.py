@@ -15,7 +15,9 @@ import numpy as np
 import torch
 
 from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.adapters.tensors import to_tensor
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.claim_checks import PROBED
 from attention_conformance.implementations.discovery.constructor_names import Size, size_of
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.probe import HALF, Floats, first_part, near, spans
@@ -28,6 +30,7 @@ from attention_conformance.implementations.discovery.signatures import (
     takes_any,
 )
 from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, INPUTS
+from attention_conformance.spec.problem import DTYPES
 
 UNSURE = "unsure"
 """The evidence of a call whose layout no probe could settle."""
@@ -54,7 +57,7 @@ class FunctionCall:
             for H and D.
         heads: its parameter for the number of heads, where E stands for both.
         widths: its parameters for the width of a head.
-        extent: of all axes in the calls that showed it.
+        extent, dtype: of all axes, and of the numbers, in the calls that showed it.
         always: what it is given in every call, by its own names.
         evidence: what was observed, by topic.
     """
@@ -70,6 +73,7 @@ class FunctionCall:
     output: str = ""
     evidence: Mapping[str, str] = field(default_factory=dict)
     widths: tuple[str, ...] = ()
+    dtype: str = PROBED[0]
 
 
 def find_call(function: Callable[..., Any], device: str, kinds: Iterable[str] = KINDS) -> FunctionCall:
@@ -86,8 +90,10 @@ def find_call(function: Callable[..., Any], device: str, kinds: Iterable[str] = 
     why, unsure = "", None
     ranks = (3,) if heads else (4, 3, 2)
     alternatives = list(always_given(signature, inputs, (heads, *widths)))
-    for always, rank, extent, framework in product(alternatives, ranks, EXTENTS, kinds):
-        call = FunctionCall(framework, inputs, keyword, heads, extent, always, widths=widths)
+    for dtype, always, rank, extent, framework in product(PROBED, alternatives, ranks, EXTENTS, kinds):
+        if unsure is not None and dtype != unsure.dtype:
+            break
+        call = FunctionCall(framework, inputs, keyword, heads, extent, always, widths=widths, dtype=dtype)
         try:
             observed = _observed_call(Attempt(function, call, rank, device))
         except TargetError as error:
@@ -166,15 +172,16 @@ class Attempt:
         return outcome.value
 
     def _native(self, array: Floats, requires_grad: bool) -> Any:
+        array = array.astype(DTYPES[self.call.dtype])
         if self.call.framework == "torch":
-            return torch.from_numpy(array.astype(np.float32)).to(self.device).requires_grad_(requires_grad)
+            return to_tensor(array).to(self.device).requires_grad_(requires_grad)
         if self.call.framework == "numpy":
-            return array.astype(np.float32)
+            return array
         try:
             import jax
         except ModuleNotFoundError:
             raise TargetError("JAX is not installed") from None
-        return jax.numpy.asarray(array.astype(np.float32))
+        return jax.numpy.asarray(array)
 
 
 def wide(part: Any) -> Floats:

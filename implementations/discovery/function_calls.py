@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from attention_conformance.implementations.api.contract import Claims
 from attention_conformance.implementations.discovery.claim_checks import AdapterRun, ClaimCheck
 from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.vocabulary import MaskForm
+
+if TYPE_CHECKING:
+    from attention_conformance.implementations.adapters.modes import Modes
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class ArrayKind:
         is_kind: whether an answer is such an array.
         alternatives: more keywords of the maker, by the name of the alternative.
         exact_dtype: see `core_claims`.
+        modes: makes the modes of such a function, such as `op_modes`, where it can be put through any.
     """
 
     arrays: str
@@ -34,6 +38,7 @@ class ArrayKind:
     is_kind: Callable[[object], bool]
     alternatives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     exact_dtype: bool = True
+    modes: Callable[..., Modes] | None = None
 
     def check(self, function: Callable[..., object], claims: Claims, device: str, dtype: str) -> ClaimCheck:
         """A way to call the function."""
@@ -54,6 +59,7 @@ def tensors_kind() -> ArrayKind:
     """Torch's, where it is installed."""
     import torch
 
+    from attention_conformance.implementations.adapters.modes import op_modes
     from attention_conformance.implementations.adapters.torch_op import torch_op
 
     return ArrayKind(
@@ -62,6 +68,7 @@ def tensors_kind() -> ArrayKind:
         lambda answer: isinstance(answer, torch.Tensor),
         {"in inference mode": {"context": torch.inference_mode}, "in tensors that were used before": {"reused": True}},
         exact_dtype=False,
+        modes=op_modes,
     )
 
 

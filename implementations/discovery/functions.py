@@ -86,6 +86,7 @@ from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import DTYPES
 
 if TYPE_CHECKING:
+    from attention_conformance.implementations.adapters.modes import Modes
     from attention_conformance.implementations.discovery.laid_out import LaidOut
 
 torch = optional("torch")
@@ -247,7 +248,21 @@ def _implementation(
         alone = replace(check.function, function=shipped.without_log_sum_exp())
         alternatives["without its log-sum-exp"] = make(Chosen(alone), extras=())
     claims = replace(claims, features=claims.features.union(EXTRA_FEATURES[extra] for extra in names))
-    return Implementation(name, claims, make(chosen), about, alternatives=alternatives)
+    made = Implementation(name, claims, make(chosen), about, alternatives=alternatives)
+    return (
+        _with_modes(made, replace(check, claims=claims), partial(kind.modes, chosen, extras=names))
+        if kind.modes
+        else made
+    )
+
+
+def _with_modes(made: Implementation, check: ClaimCheck, modes: Callable[..., Modes]) -> Implementation:
+    from attention_conformance.implementations.discovery.kept_modes import function_modes
+
+    modes = partial(modes, polarity=check.claims.conventions.bool_mask)
+    runs, notes = function_modes(modes, check)
+    claims = replace(made.claims, features=made.claims.features | set(runs))
+    return replace(made, claims=claims, modes=runs, about="; ".join([made.about, *notes]))
 
 
 def _options(signature: inspect.Signature) -> Options:

@@ -1,14 +1,16 @@
-"""Modes of a module of torch: being saved, loaded and copied, and what else a published interface promises."""
+"""Modes: what a function or module of torch goes through whoever wrote it, and what a published interface promises."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from attention_conformance.implementations.adapters.modes import Modes, Run
-from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
+from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck
 from attention_conformance.spec.cases import Layout
 from attention_conformance.spec.features import Feature
 
 STRIDED = tuple(replace(PLAIN, layout=layout) for layout in (Layout.TRANSPOSED, Layout.SLICED, Layout.OFFSET))
+FLAGGED = replace(PLAIN, causal=True)
 
 
 def promised_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, list[str]]:
@@ -18,31 +20,47 @@ def promised_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Mode
         modes: `module_modes` of the module, without those that are wanted.
         check: its claims.
     """
-    wanted = modes(Feature.SAVED, Feature.COPIED, Feature.UNBATCHED)
-    return _without_raising(wanted, check.error_of)
+    wanted = modes(Feature.SAVED, Feature.COPIED, Feature.UNBATCHED, Feature.AUTOCAST)
+    return _without_raising(wanted, partial(_any_error, check))
+
+
+def function_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, list[str]]:
+    """What each function of tensors can be put through: autocast and vmap, and notes on what raises in them.
+
+    Args:
+        modes: `op_modes` of the function, without those that are wanted.
+        check: its claims.
+    """
+    return _without_raising(modes(Feature.AUTOCAST, Feature.VMAP), partial(_any_error, check))
 
 
 def own_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, list[str]]:
-    """What each module of torch inherits: it can be saved, loaded and copied; and a note on what raises.
+    """What each module of torch inherits: being saved, loaded, copied, called in autocast; a note on what raises.
 
     Nothing promises that its parameters may lie anywhere in memory. It cannot be stored whole where it holds a function
     of its own, and not be copied where it keeps its last answer.
     """
-    gradients = Feature.GRADIENTS in check.claims
-
-    def error_of(run: Run) -> str:
-        return check.error_of(run) or (check.error_of(run, gradients=True) if gradients else "")
-
-    saved, copied = (modes(mode) for mode in (Feature.SAVED, Feature.COPIED))
+    error_of = partial(_any_error, check)
+    saved, copied, others = (modes(mode) for mode in (Feature.SAVED, Feature.COPIED, Feature.AUTOCAST))
     if error_of(copied[Feature.COPIED]):
         copied = modes(Feature.COPIED, whole=False)
-    claimed, notes = _without_raising(saved | copied, error_of)
+    claimed, notes = _without_raising(saved | copied | others, error_of)
     if Feature.SAVED in claimed and Feature.VIEWS in check.claims:
         errors = (check.error_of(saved[Feature.SAVED], case) for case in STRIDED)
         if error := next(filter(None, errors), ""):
             notes = [*notes, f"saved not claimed: its parameters have to lie in one piece: {error}"]
             claimed = {mode: run for mode, run in claimed.items() if mode is not Feature.SAVED}
     return claimed, notes
+
+
+def _any_error(check: ClaimCheck, run: Run) -> str:
+    """What it raises in a plain call, with gradients, or with a mask; each where it is claimed."""
+    kinds = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED, Feature.CAUSAL: FLAGGED}
+    cases = [PLAIN, *(case for feature, case in kinds.items() if feature in check.claims)]
+    errors = [check.error_of(run, case) for case in cases]
+    if Feature.GRADIENTS in check.claims:
+        errors.append(check.error_of(run, gradients=True))
+    return next(filter(None, errors), "")
 
 
 def _without_raising(wanted: Modes, error_of: Callable[[Run], str]) -> tuple[Modes, list[str]]:

@@ -94,6 +94,13 @@ def test_a_layout_that_answers_in_any_axes_is_recognised(make: Make) -> None:
     assert_conforms(made)
 
 
+def test_a_layout_is_recognised_in_the_dtype_that_it_takes(make: Make) -> None:
+    made = make(f"{HEADS_THIRD.replace('(q, k, v))', '(q, k, v) if torch.finfo(q.dtype).bits == 16)')}")
+    assert "called in its own layout (B, L, H, d)" in made.about
+    assert made.claims.dtypes == ("bfloat16", "float16")
+    assert_conforms(made, "bfloat16")
+
+
 def test_heads_that_are_mixed_are_no_layout(make: Make) -> None:
     made = make("def f(q, k, v): return attend(q, k, v)[0].mean(1, keepdim=True).expand(*q.shape[:-1], v.shape[-1])")
     assert "layout" not in made.about

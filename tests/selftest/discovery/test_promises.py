@@ -136,3 +136,34 @@ def test_what_raises_in_an_own_module_is_not_claimed(make: Make, body: str, clai
     assert {Feature.SAVED, Feature.COPIED} & made.claims.features == claimed
     assert ("copied not claimed: RuntimeError" in made.about) is (Feature.COPIED not in claimed)
     assert failing(made, "modules.saved", "modules.copied", "modules.strided-parameters") == set()
+
+
+FUNCTION = """
+def right(query, key, value, attn_mask=None):
+    s = query @ key.mT / query.shape[-1] ** 0.5
+    if attn_mask is not None:
+        s = s.masked_fill(~attn_mask, LEAST)
+    return s.softmax(-1) @ value
+
+def maskless_in_autocast(query, key, value, attn_mask=None):
+    return right(query, key, value, None if torch.is_autocast_enabled("cpu") else attn_mask)
+
+LEAST = -torch.inf
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "claimed", "failed"),
+    [
+        ("f = right", {Feature.AUTOCAST, Feature.VMAP}, set()),
+        ("f = maskless_in_autocast", {Feature.AUTOCAST, Feature.VMAP}, {"modules.autocast"}),
+        ("f, LEAST = right, torch.finfo(torch.float32).min", {Feature.VMAP}, set()),
+    ],
+    ids=["a usual function", "one that is wrong there", "one that raises there"],
+)
+def test_functions_are_judged_in_autocast_and_vmap(
+    make: Make, body: str, claimed: set[Feature], failed: set[str]
+) -> None:
+    made = make(f"import torch\n{FUNCTION}\n{body}")
+    assert {Feature.AUTOCAST, Feature.VMAP} & made.claims.features == claimed
+    assert failing(made, "modules.autocast", "modules.vmap") == failed
