@@ -260,9 +260,8 @@ def _with_modes(made: Implementation, check: ClaimCheck, modes: Callable[..., Mo
     from attention_conformance.implementations.discovery.kept_modes import function_modes
 
     modes = partial(modes, polarity=check.claims.conventions.bool_mask)
-    runs, notes = function_modes(modes, check)
-    claims = replace(made.claims, features=made.claims.features | set(runs))
-    return replace(made, claims=claims, modes=runs, about="; ".join([made.about, *notes]))
+    runs = function_modes(modes, check)
+    return replace(made, claims=replace(made.claims, features=made.claims.features | set(runs)), modes=runs)
 
 
 def _options(signature: inspect.Signature) -> Options:

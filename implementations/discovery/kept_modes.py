@@ -20,18 +20,18 @@ def promised_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Mode
         modes: `module_modes` of the module, without those that are wanted.
         check: its claims.
     """
-    wanted = modes(Feature.SAVED, Feature.COPIED, Feature.UNBATCHED, Feature.AUTOCAST)
-    return _without_raising(wanted, partial(_any_error, check))
+    promised, notes = _without_raising(modes(Feature.SAVED, Feature.COPIED, Feature.UNBATCHED), check.error_of)
+    return promised | _without_raising(modes(Feature.AUTOCAST), partial(_any_error, check))[0], notes
 
 
-def function_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, list[str]]:
-    """What each function of tensors can be put through: autocast and vmap, and notes on what raises in them.
+def function_modes(modes: Callable[..., Modes], check: ClaimCheck) -> Modes:
+    """Autocast and vmap, if nothing raises in them: no function promises these, so that no note tells of an error.
 
     Args:
         modes: `op_modes` of the function, without those that are wanted.
         check: its claims.
     """
-    return _without_raising(modes(Feature.AUTOCAST, Feature.VMAP), partial(_any_error, check))
+    return _without_raising(modes(Feature.AUTOCAST, Feature.VMAP), partial(_any_error, check))[0]
 
 
 def own_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, list[str]]:
@@ -41,16 +41,16 @@ def own_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, li
     of its own, and not be copied where it keeps its last answer.
     """
     error_of = partial(_any_error, check)
-    saved, copied, others = (modes(mode) for mode in (Feature.SAVED, Feature.COPIED, Feature.AUTOCAST))
+    saved, copied = (modes(mode) for mode in (Feature.SAVED, Feature.COPIED))
     if error_of(copied[Feature.COPIED]):
         copied = modes(Feature.COPIED, whole=False)
-    claimed, notes = _without_raising(saved | copied | others, error_of)
+    claimed, notes = _without_raising(saved | copied, error_of)
     if Feature.SAVED in claimed and Feature.VIEWS in check.claims:
         errors = (check.error_of(saved[Feature.SAVED], case) for case in STRIDED)
         if error := next(filter(None, errors), ""):
             notes = [*notes, f"saved not claimed: its parameters have to lie in one piece: {error}"]
             claimed = {mode: run for mode, run in claimed.items() if mode is not Feature.SAVED}
-    return claimed, notes
+    return claimed | _without_raising(modes(Feature.AUTOCAST), error_of)[0], notes
 
 
 def _any_error(check: ClaimCheck, run: Run) -> str:

@@ -11,6 +11,7 @@ import pytest
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.implementations.discovery.functions import ALWAYS
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
@@ -38,6 +39,7 @@ def attend(q, k, v, mask=None, causal=False, scale=None):
 def split(x, heads):
     return x.unflatten(-1, (heads, x.shape[-1] // heads)).transpose(1, 2)
 """
+OF_TENSORS = ALWAYS | {Feature.AUTOCAST, Feature.VMAP}
 MASKS = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT}
 WRAP = "or write an adapter (docs/adapter.md)"
 CASES = (

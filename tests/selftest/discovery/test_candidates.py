@@ -15,12 +15,20 @@ from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.conventions import CausalWithMask, EmptyRow, Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
-from attention_conformance.tests.selftest.discovery.making import MASKS, WRAP, Make, assert_conforms, refused, write
+from attention_conformance.tests.selftest.discovery.making import (
+    MASKS,
+    OF_TENSORS,
+    WRAP,
+    Make,
+    assert_conforms,
+    refused,
+    write,
+)
 
 LOAD = partial(candidate, settings={})
 GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}
-EXTRAS = ALWAYS | {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
-SDPA = ALWAYS | MASKS | {Feature.CAUSAL, Feature.SCALE, Feature.DROPOUT}
+EXTRAS = OF_TENSORS | {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
+SDPA = OF_TENSORS | MASKS | {Feature.CAUSAL, Feature.SCALE, Feature.DROPOUT}
 USABLE = "give a function of query, key and value or a module class"
 A_TENSOR = "return a tensor, or a tuple that begins with it"
 UNCALLED = "it cannot be called with query, key and value of shape (B, H, L, d)"
@@ -67,7 +75,7 @@ class TestParameters:
     def test_features(self, make: Make, parameters: str, features: set[Feature]) -> None:
         text = f"def f({parameters}):\n    given = locals()\n"
         text += "    return attend(*given.get('inputs', list(given.values())[:3]))[0]"
-        assert make(text).claims.features == ALWAYS | features
+        assert make(text).claims.features == OF_TENSORS | features
 
     @pytest.mark.parametrize("text", [MASK_AND_BIAS, REQUIRED, DROPPING, PADDING])
     def test_arguments_go_where_they_belong(self, make: Make, text: str) -> None:
@@ -179,17 +187,17 @@ class TestAnswers:
             ("def f(q, k, v):\n    o, p, s = attend(q, k, v)\n    return o, s, p", EXTRAS, ""),
             (
                 "def f(q, k, v): return *attend(q, k, v)[:2], {'a': 1}, None, torch.zeros(2)",
-                ALWAYS | {Feature.WEIGHTS},
+                OF_TENSORS | {Feature.WEIGHTS},
                 "; part 2 of its answer is ignored: dict (); part 4 of its answer is ignored: Tensor (2,)",
             ),
             (
                 "def f(query, key, value, attn_maks=None, block=64): return attend(query, key, value)[0]",
-                ALWAYS,
+                OF_TENSORS,
                 "; attn_mask not claimed: the suite does not know its parameter 'attn_maks'; did you mean 'attn_mask'?",
             ),
             (
                 "def f(q, k, v, mask=None): return attend(q, k, v, mask)[0].detach()",
-                (ALWAYS | MASKS) - GRADIENTS,
+                (OF_TENSORS | MASKS) - GRADIENTS,
                 "; gradients not claimed: its output does not require grad"
                 "; mask-gradient not claimed: its output does not require grad"
                 "; a row without keys gets nan",
@@ -215,12 +223,12 @@ class TestAnswers:
         )
         result = make(text + "    return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)")
         assert result.claims.dtypes == (dtype,)
-        assert result.claims.features == ALWAYS | {Feature.CAUSAL}
+        assert result.claims.features == OF_TENSORS | {Feature.CAUSAL}
 
     def test_tied_widths_and_no_empty_sizes(self, make: Make) -> None:
         text = "def f(q, k, v):\n    if v.shape != k.shape or not k.numel(): raise ValueError('no')\n"
         result = make(text + "    return attend(q, k, v)[0]")
-        assert result.claims.features == ALWAYS - {Feature.VALUE_WIDTH, Feature.EMPTY_SIZES}
+        assert result.claims.features == OF_TENSORS - {Feature.VALUE_WIDTH, Feature.EMPTY_SIZES}
         notes = "; value-width not claimed: ValueError: no; empty-sizes not claimed: ValueError: no"
         assert result.about == f"a function of torch tensors{notes}"
 

@@ -4,13 +4,12 @@ import pytest
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import candidate
-from attention_conformance.implementations.discovery.functions import ALWAYS
 from attention_conformance.spec.clauses import Level
 from attention_conformance.spec.conventions import ReturnedWeights, TableForm
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.discovery.making import OF_TENSORS, Make
 
 EVERY = {
     "window_size": Feature.WINDOW,
@@ -114,7 +113,7 @@ class TestGroupedHeads:
     )
     def test_grouped_heads_that_are_not_repeated_are_not_claimed(self, make: Make, text: str, about: str) -> None:
         result = make(text)
-        assert result.claims.features == ALWAYS
+        assert result.claims.features == OF_TENSORS
         assert result.about == f"a function of torch tensors{about}"
 
 
@@ -148,7 +147,7 @@ def f(q, k, v, is_causal=False, {", ".join(f"{name}=None" for name in EVERY)}):
         assert not failing(result, "packed.*")
 
     def test_ids_of_queries_alone_claim_nothing(self, make: Make) -> None:
-        assert make("def f(q, k, v, q_segment_ids=None): return attend(q, k, v)[0]").claims.features == ALWAYS
+        assert make("def f(q, k, v, q_segment_ids=None): return attend(q, k, v)[0]").claims.features == OF_TENSORS
 
     def test_another_form_than_the_suite_gives_is_noted(self, make: Make) -> None:
         result = make("def f(q, k, v, window_size=0): return attend(q, k, v)[0] * (0 <= window_size)")
@@ -167,13 +166,13 @@ def f(q, k, v, is_causal=False, {", ".join(f"{name}=None" for name in EVERY)}):
 
     def test_keyword_arguments_without_effect(self, make: Make) -> None:
         ignoring = make("def f(q, k, v, **options): return attend(q, k, v)[0]")
-        assert ignoring.claims.features == ALWAYS
+        assert ignoring.claims.features == OF_TENSORS
         assert "; dropout, window, softcap, " in ignoring.about
 
     def test_keyword_arguments_that_the_wrapped_function_refuses(self, make: Make) -> None:
         text = "def g(q, k, v, is_causal=False): return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)\n"
         wrapped = make(f"{text}def f(*args, **kwargs): return g(*args, **kwargs)")
-        assert wrapped.claims.features == ALWAYS | {Feature.CAUSAL}
+        assert wrapped.claims.features == OF_TENSORS | {Feature.CAUSAL}
         assert "bool-mask not claimed: its **kwargs takes it, and it raises" in wrapped.about
 
     def test_keyword_arguments_that_only_go_with_an_option_are_compared_with_it(self, make: Make) -> None:

@@ -29,7 +29,7 @@ class f(nn.Module):
     def forward(self, x, mask=None):
         return self.attend(x, mask)[0]
 """
-KEPT = {Feature.SAVED, Feature.COPIED}
+KEPT = {Feature.SAVED, Feature.COPIED, Feature.AUTOCAST}
 SELF_FEATURES = ALWAYS | MASKS | KEPT | {Feature.OUTPUT_PROJECTION, Feature.OUTPUT_BIAS}
 
 CROSS = """
