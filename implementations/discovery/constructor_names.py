@@ -159,6 +159,10 @@ GROUPS = (
 )
 
 
+MODEL_PARTS = {"lm", "vit", "llm", "gpt", "bert", "text", "vision", "audio", "image", "encoder", "decoder"}
+"""Parts of models whose settings are of one object, each with its part first."""
+
+
 class Settings:
     """An object of settings: it has every one whose name is known, as an attribute and by key.
 
@@ -175,16 +179,18 @@ class Settings:
         self._kind = kind
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and name not in USUAL:
+            raise AttributeError(name)  # a copy is asked for before it has anything
         if name in NESTED:
             return self
         if name in USUAL:
             return USUAL[name]
-        if name in GROUPS:
+        if name in GROUPS or of_part(name) in GROUPS:
             return self._sizes[1]
         if (size := setting_size(name)) is None:
-            if not name.startswith("_") and hasattr(self._defaults, name):
+            if hasattr(self._defaults, name):
                 return getattr(self._defaults, name)
-            if self._lenient and not name.startswith("_"):
+            if self._lenient:
                 return _compared(self._kind, name)
             raise AttributeError(f"the setting {name!r} is not known")
         return value_of(size, *self._sizes)
@@ -201,8 +207,15 @@ class Settings:
 
 
 def setting_size(name: str) -> Size | None:
-    """As `size_of`; an object of settings may have the letters of equations."""
-    return size_of(name) or {"D": Size.WIDTH, "d": Size.WIDTH, "E": Size.WIDTH, "C": Size.WIDTH}.get(name)
+    """As `size_of`; an object of settings may have the letters of equations, and name a part of a model first."""
+    letter = {"D": Size.WIDTH, "d": Size.WIDTH, "E": Size.WIDTH, "C": Size.WIDTH}.get(name)
+    return size_of(name) or letter or size_of(of_part(name))
+
+
+def of_part(name: str) -> str:
+    """The name of a setting without that of the part of a model that it is for; the same where it states none."""
+    part, _, rest = name.partition("_")
+    return rest if part.lower() in MODEL_PARTS else name
 
 
 def _compared(kind: Any, name: str) -> object:

@@ -80,6 +80,7 @@ class ModuleCall:
         tap: the layer whose output is taken, where the module adds its input to that.
         keywords: its own names for its inputs, where it takes them by keyword only.
         optional: whether the input of key and value is left out where it is that of the query.
+        of_context: its masks where that input is given, by the names of those where it is left out.
         tables: more that it needs, and what is given there so that it changes nothing.
         numeric: whether its boolean masks are given as numbers, 1 for True.
         alone: whether it is an error that it returns another tensor than the output.
@@ -102,6 +103,7 @@ class ModuleCall:
     tap: str = ""
     keywords: tuple[str, ...] = ()
     optional: bool = False
+    of_context: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Neutral] = field(default_factory=dict)
     numeric: bool = False
     alone: bool = False
@@ -122,6 +124,8 @@ class ModuleCall:
         inputs = [by_role[name] for name in self.order[: self.inputs]]
         inputs = inputs[:1] if self.optional and inputs[0] is inputs[1] else inputs
         options = {**self.options.renamed(self._options(given, problem)), **self.always}
+        if len(inputs) > 1:
+            options = {self.of_context.get(name, name): option for name, option in options.items()}
         return self._prepared(module, inputs, options, problem.num_heads)
 
     @property
@@ -288,7 +292,10 @@ def with_context(call: ModuleCall, kind: type[nn.Module]) -> ModuleCall | None:
     contexts = [p.name for p in whole if not required(p) and not is_variadic(p) and _is_context(p.name)]
     if call.inputs != 1 or len(contexts) != 1 or not inputs or inputs[0].kind is inspect.Parameter.POSITIONAL_ONLY:
         return None
-    return replace(call, inputs=2, keywords=(inputs[0].name, *contexts), optional=True)
+    masks = [p.name for p in whole if {"mask"} < words_of(p.name) and words_of(p.name) & OF_KEYS]
+    own = set(call.options.named.spelled.values()) - {*masks}
+    masked = {name: masks[0] for name in own if "mask" in words_of(name)} if len(masks) == 1 else {}
+    return replace(call, inputs=2, keywords=(inputs[0].name, *contexts), optional=True, of_context=masked)
 
 
 def _is_context(name: str) -> bool:

@@ -47,9 +47,15 @@ def is_random(parameter: inspect.Parameter) -> bool:
     return bool(KEYS & {*parameter.name.lower().split("_")}) and size_of(parameter.name) is None
 
 
+def method_of(kind: type) -> str:
+    """The method of a plain class that is its call; empty where it has none."""
+    own = {name for base in kind.__mro__ for name, each in vars(base).items() if inspect.isfunction(each)}
+    return next((name for name in METHODS if name in own), "")
+
+
 def plain_class(kind: type) -> type[nn.Module] | None:
     """A class that keeps its weights in attributes, as a module; None where none of its arrays is seen."""
-    name = next((n for n in METHODS if inspect.isfunction(inspect.getattr_static(kind, n, None))), "")
+    name = method_of(kind)
     if not name:
         return None
     own = [p for p in inspect.signature(kind).parameters.values() if not is_variadic(p)]

@@ -240,7 +240,8 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
         check = check.without({Feature.KEY_PADDING})
         notes = [*notes, "key-padding not claimed: it hides tokens as queries, too"]
     if Feature.KEY_PADDING in check.claims:
-        check, notes = empty_rows_as_seen(check, EMPTY, notes)
+        both = not given and Feature.CAUSAL not in check.claims  # if it is always causal, its triangle and padding meet
+        check, notes = empty_rows_as_seen(check, EMPTY, notes, ("padding", "causal") if both else ("padding",))
     return check, list(dict.fromkeys(notes))
 
 
@@ -305,7 +306,7 @@ def empty_rows_as_seen(
         return replace(check, claims=with_keys), [*notes, "a row without keys gets what it gets without the mask"]
     if answer is None:
         return check, notes
-    where = kinds if masked.padding is Padding.NONE else ("padding",)
+    where = ("padding",) if kinds is ROWS and masked.padding is not Padding.NONE else kinds
     conventions = check.claims.conventions.claiming({f"empty-row-{each}": str(answer) for each in where})
     claims: Claims = replace(check.claims, conventions=conventions)
     return replace(check, claims=claims), [*notes, f"a row without keys gets {answer}"]

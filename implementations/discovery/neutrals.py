@@ -26,8 +26,10 @@ class Neutral(StrEnum):
     MATRICES = "matrices of the identity (1, 1, L, d / 2, 2, 2)"
     ONES = "ones (L, d)"
     HALF_ONES = "ones (L, d / 2)"
+    SAMPLE_ONES = "ones (B, L, d)"
     ZEROS = "zeros (L, d)"
     HALF_ZEROS = "zeros (L, d / 2)"
+    SAMPLE_ZEROS = "zeros (B, L, d)"
     SEEN = "a mask of True (B, Lq, Lk)"
     NOT_HIDDEN = "a mask of False (B, Lq, Lk)"
     SEEN_SHARED = "a mask of True (Lq, Lk)"
@@ -76,6 +78,8 @@ class Neutral(StrEnum):
                 return ones if self is Neutral.ONES else ones[:, ::2]
             case Neutral.ZEROS | Neutral.HALF_ZEROS:
                 return zeros if self is Neutral.ZEROS else zeros[:, ::2]
+            case Neutral.SAMPLE_ONES | Neutral.SAMPLE_ZEROS:
+                return (ones if self is Neutral.SAMPLE_ONES else zeros).expand(batch, -1, -1)
             case Neutral.LENGTHS:
                 return torch.full((batch,), keys, device=x.device)
             case Neutral.ADDED:
@@ -89,7 +93,9 @@ TABLES = (
     *(Neutral.HALF_TABLES, Neutral.HEADS_TABLES, Neutral.HALF_HEADS_TABLES, Neutral.HALF_LENGTH_TABLES),
     Neutral.MATRICES,
 )
-ROTATIONS = (*TABLES, Neutral.HALF_ONES, Neutral.ZEROS, Neutral.HALF_ZEROS)
+COSINES = (Neutral.ONES, Neutral.HALF_ONES, Neutral.SAMPLE_ONES)
+SINES = (Neutral.ZEROS, Neutral.HALF_ZEROS, Neutral.SAMPLE_ZEROS)
+ROTATIONS = (*TABLES, *COSINES, *SINES)
 MASKS = (
     *(Neutral.SEEN, Neutral.NOT_HIDDEN, Neutral.SEEN_SHARED, Neutral.NOT_HIDDEN_SHARED, Neutral.KEYS_SEEN),
     *(Neutral.OF_KEYS_SEEN, Neutral.OF_KEYS_NOT_HIDDEN, Neutral.FULL_SEEN, Neutral.ADDED),
@@ -110,9 +116,9 @@ def neutrals(name: str) -> tuple[Neutral, ...]:
     """What may be given to a parameter of this name, the likelier first."""
     words = words_of(name)
     if "cos" in words and "sin" not in words:
-        return Neutral.ONES, Neutral.HALF_ONES
+        return COSINES
     if "sin" in words and "cos" not in words:
-        return Neutral.ZEROS, Neutral.HALF_ZEROS
+        return SINES
     if words & TABLE_WORDS:
         return (*TABLES, Neutral.NONE)
     if words & {"lens", "lengths"}:

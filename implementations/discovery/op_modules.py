@@ -12,6 +12,7 @@ from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.constructor_names import BY_NAME, Size, size_of
+from attention_conformance.implementations.discovery.held_arrays import method_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, positional, required
 
 WIDTHS = ("dim", "d_k", "d_head", "dim_head", "head_dim", "d_model")
@@ -21,13 +22,13 @@ WIDTHS = ("dim", "d_k", "d_head", "dim_head", "head_dim", "d_model")
 def as_function(kind: type) -> Callable[..., Any] | None:
     """The class as a function of query, key and value in heads; None where it has parameters, or takes fewer inputs.
 
-    A class that is no module is called through its __call__. It is built for the width of a head, which is that of the
-    query.
+    A class that is no module is called through its __call__, or a method named like one. It is built for the width of a
+    head, which is that of the query.
     """
     if issubclass(kind, torch.autograd.Function):
         return _applied(kind)
-    plain = inspect.getattr_static(kind, "__call__", None) or inspect.getattr_static(kind, "forward", None)
-    method: Any = kind.forward if issubclass(kind, nn.Module) else plain
+    name = "forward" if issubclass(kind, nn.Module) else method_of(kind)
+    method: Any = getattr(kind, name, None)
     undefined = method is nn.Module.forward or not inspect.isfunction(method)
     if undefined or len(positional(inspect.signature(method))) < 4:
         return None
@@ -39,7 +40,7 @@ def as_function(kind: type) -> Callable[..., Any] | None:
 
     def call(query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
         made = build(query.shape[-1])
-        called = made if callable(made) else made.forward
+        called = made if isinstance(made, nn.Module) else getattr(made, name)
         return called(query, key, value, *others, **options)
 
     named = cast(Any, update_wrapper(call, kind, assigned=("__name__", "__module__", "__doc__"), updated=()))

@@ -154,9 +154,9 @@ ELEMENTS: dict[str, OfTensor] = {
     "divided by the mean of its sizes": lambda x: x / x.abs().mean(-1, keepdim=True),
     "passed through a softmax": lambda x: x.softmax(-1),
     "divided by its sum": lambda x: x / x.sum(-1, keepdim=True),
-    "rounded to bfloat16": lambda x: x + (x.bfloat16().double() - x).detach(),
-    "rounded to float16": lambda x: x + (x.half().double() - x).detach(),
-    "rounded to float32": lambda x: x + (x.float().double() - x).detach(),
+    "rounded to bfloat16": lambda x: x.bfloat16().double(),
+    "rounded to float16": lambda x: x.half().double(),
+    "rounded to float32": lambda x: x.float().double(),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 from typing import TypeAlias
 
 from attention_conformance.spec.cases import Case, MaskKind, Padding
@@ -83,7 +83,8 @@ def conditions(failing: Sequence[Observation], prober: Prober) -> list[Condition
             if not (equal and name == "query_length"):
                 related += _of_extent(base, together, failing, prober)
     related += _of_key_heads(base, prober) if all(each.case.sizes.num_kv_heads for each in failing) else []
-    return [each for each in [*found, *related] if all(each.holds(other.case) for other in failing)]
+    held = [each for each in [*found, *related] if all(each.holds(other.case) for other in failing)]
+    return held or [*_of_either(failing, prober)][:1]
 
 
 def _size(case: Case) -> tuple[int, int]:
@@ -111,6 +112,18 @@ def _of_options(base: Case, failing: Sequence[Observation], prober: Prober) -> I
     for option in needed:
         if option.removeprefix("a ") not in kinds:
             yield _only_a_mask(option, base, prober)
+
+
+def _of_either(failing: Sequence[Observation], prober: Prober) -> Iterator[Condition]:
+    """Two options, one of which every failing case has; the smallest case that has it passes without it."""
+    cases = sorted((each.case for each in failing), key=_size)
+    has = {case: options(case) - {*SIZED} for case in cases}
+    for one, two in combinations(sorted(frozenset().union(*has.values())), 2):
+        apart = [next((c for c in cases if a in has[c] and b not in has[c]), None) for a, b in ((one, two), (two, one))]
+        if None not in apart and all(one in own or two in own for own in has.values()):
+            others = [without(c, o) for c, o in zip(apart, (one, two), strict=True) if c is not None]
+            if all(other is not None and _passes(other, prober) for other in others):
+                yield Condition(f"with {one} or {two}", lambda case, pair={one, two}: bool(pair & options(case)))  # type: ignore[misc]
 
 
 def _of_absent(base: Case, failing: Sequence[Observation], prober: Prober) -> Iterator[Condition]:

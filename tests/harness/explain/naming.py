@@ -102,9 +102,9 @@ class _Search:
 
     def one(self, when: tuple[Condition, ...]) -> Explanation | None:
         """One mistake that explains everything, under these conditions."""
-        found = self._simplest(self._all_sound(when))
-        whole = found is not None and len(found.explained) == len(self.failing)
-        return self._of((found.hypothesis,), found, when) if found is not None and whole else None
+        whole = [score for score in self._all_sound(when) if len(score.explained) == len(self.failing)]
+        found = self._simplest(whole)
+        return self._of((found.hypothesis,), found, when) if found is not None else None
 
     def one_of_answers(self) -> Explanation | None:
         """One mistake that explains every failing answer, where what raises an exception is another finding."""
@@ -324,9 +324,17 @@ def _scores(
 def _best(
     first: Sequence[Score], failing: Sequence[Observation], passing: Sequence[Observation], claimed: Conventions
 ) -> list[Score]:
-    """Those that do best with a few cases, with all of them."""
-    best = sorted((score for score in first if score.explained), key=lambda score: score.rank)[:KEPT]
+    """Those that do best with a few cases, with all of them; of too many, those that do best with more cases."""
+    best = [score for score in first if score.explained]
+    if len(best) > KEPT:  # with these numbers many mistakes answer the same
+        best = [scored(s.hypothesis, _spread(failing), _spread(passing), claimed) for s in best]
+    best = sorted(best, key=lambda score: score.rank)[:KEPT]
     return [scored(score.hypothesis, failing, passing, claimed) for score in best]
+
+
+def _spread(observed: Sequence[Observation]) -> Sequence[Observation]:
+    """Some of them, from the first to the last."""
+    return observed[:: max(1, len(observed) // FIRST)]
 
 
 def _explains(score: Score, failing: Sequence[Observation]) -> bool:

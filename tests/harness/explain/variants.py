@@ -21,6 +21,8 @@ def variants() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
     normalise = "Normalise the exponentials of each row by their sum over the keys."
     for axis, words in ((-2, "queries"), (-3, "heads"), (-4, "samples")):
         yield "softmax", f"softmax over the {words}", normalise, partial(_softmax, of=partial(torch.softmax, dim=axis))
+        along = partial(_divided, axis=axis)
+        yield "softmax", f"exponentials divided by their sum over the {words}", normalise, along
     for words, of in SOFTMAXES.items():
         yield "softmax", words, normalise, partial(_softmax, of=of)
     for tile, (words, repair, tiled) in product(TILES, TILED):
@@ -61,6 +63,14 @@ def _softmax(state: State, of: OfTensor) -> State:
 
 def _exponentials(scores: Tensor) -> Tensor:
     return (scores - scores.amax(-1, keepdim=True).detach()).exp()
+
+
+def _divided(state: State, axis: int) -> State:
+    """Each row less its own maximum, but divided by a sum along another axis; what a row without keys has, spreads."""
+    scores = state["scores"]
+    empty = (scores == -INFINITY).all(-1, keepdim=True)
+    powers = answered_rows(_exponentials(scores.masked_fill(empty, 0.0)), empty, state)
+    return {"scores": powers / powers.sum(axis, keepdim=True), "log_sum_exp": torch.logsumexp(scores, -1), "soft": True}
 
 
 def _shifted(scores: Tensor, by: OfTensor) -> Tensor:

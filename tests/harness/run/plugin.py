@@ -5,7 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not worker and not settings.isolated:
         interrupts.no_silent_exit(config)
     selection = _selection(settings, recorder)
+    settings = replace(settings, dtypes=selection.dtypes)
     if folder := getattr(config, "workerinput", {}).get(LOSSES):
         share_losses(selection.implementations, Path(folder))
     targets = _targets(settings, selection)

@@ -181,7 +181,8 @@ def _candidates(settings: RunSettings) -> Selection:
             for each in given
         )
         expected, notes = expecting(loaded, targets, settings.expected, date.today())
-        selection = Selection(expected, settings.clauses, settings.dtypes, notes)
+        dtypes, other = answered_dtypes(expected, settings.dtypes)
+        selection = Selection(expected, settings.clauses, dtypes, (*notes, *other))
     except KeyboardInterrupt:
         named = ", ".join((*settings.candidates, *settings.commands))
         raise pytest.exit.Exception(f"interrupted while {named} was called for the first time", 2) from None
@@ -191,6 +192,18 @@ def _candidates(settings: RunSettings) -> Selection:
         raise UsageError(f"--convention, --premise, --claim or --without: {error}") from error
     require_different(loaded)
     return selection
+
+
+def answered_dtypes(
+    implementations: Sequence[Implementation], dtypes: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The dtypes to check, and a line on them: the widest claimed one where none of those that are given is claimed."""
+    claimed = {dtype for each in implementations for dtype in each.claims.dtypes}
+    other = tuple(dtype for dtype in DTYPES if dtype in claimed)[:1]
+    if not dtypes or not other or claimed & {*dtypes}:
+        return dtypes, ()
+    names = " and ".join(each.name for each in implementations)
+    return other, (f"checked in {other[0]}: {names} answers in no {' or '.join(dtypes)}",)
 
 
 def require_different(loaded: Sequence[Implementation]) -> None:

@@ -41,6 +41,12 @@ WITH_WEIGHTS = """
 def f(Q, K, V, W_q, W_k, W_v, W_o, num_heads):
     return joined(Q @ W_q, K @ W_k, V @ W_v, num_heads) @ W_o
 """
+OBJECT = """
+class f:
+    def forward(self, Q, K, V):
+        scores = np.matmul(Q, K.swapaxes(-1, -2)) / math.sqrt(Q.shape[-1])
+        return np.matmul(shares(scores), V)
+"""
 ONE_SAMPLE = """
 class f(nn.Module):
     def __init__(self, d_in, d_out):
@@ -277,4 +283,10 @@ class f:
 def test_fields_of_arrays_are_read_and_scores_are_no_weights(make: Make) -> None:
     made = make(NUMPY + SCORES_TOO)
     assert Feature.WEIGHTS not in made.claims
+    assert_conforms(made)
+
+
+def test_an_object_without_weights_is_a_function(make: Make) -> None:
+    made = make(NUMPY + OBJECT)
+    assert made.claims.scope is Scope.OP
     assert_conforms(made)

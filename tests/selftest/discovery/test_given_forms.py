@@ -8,7 +8,7 @@ from torch import nn
 
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.module_forms import Form, found_form
-from attention_conformance.spec.conventions import Polarity, ProductPrecision
+from attention_conformance.spec.conventions import EmptyRow, Polarity, ProductPrecision
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
@@ -283,3 +283,31 @@ def test_a_sequence_that_is_left_out_where_it_is_as_long_is_wrong(make: Make) ->
 def test_what_is_not_read_as_keys_and_values_is_not_given(make: Make, else_: str) -> None:
     assert form_of(context("context", else_=else_))[1].inputs == 1
     assert_conforms(make(text_of(context("context", else_=else_))))
+
+
+def test_another_sequence_has_a_mask_of_its_own(make: Make) -> None:
+    of_its_own = {
+        **context("encoder_hidden_states"),
+        "inputs": "x, attention_mask=None, encoder_hidden_states=None, encoder_attention_mask=None",
+        "masked": "m = attention_mask if y is x else encoder_attention_mask; s = s if m is None else s + m",
+    }
+    made = make(text_of(of_its_own))
+    assert {Feature.CROSS, Feature.FLOAT_MASK} <= made.claims.features
+    assert_conforms(made)
+
+
+def test_settings_may_name_the_part_of_a_model_first_and_be_kept(make: Make) -> None:
+    settings = {"sizes": "cfg", "init": "dim, self.cfg = cfg.vit_hidden_dim, cfg", "heads": "cfg.vit_n_heads"}
+    tables = {"inputs": "x, cos, sin", "turned": "assert cos.ndim == 3; " + TABLE.format("cos[:, None], sin[:, None]")}
+    made = make(
+        text_of({**settings, **tables, "before": "pass", "masked": TURNED + "; s = q @ k.mT * q.shape[-1] ** -0.5"})
+    )
+    assert Feature.COPIED in made.claims
+    assert_conforms(made)
+
+
+def test_a_row_that_padding_and_the_triangle_empty_gets_what_padding_gives(make: Make) -> None:
+    hidden = "(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1) | (False if mask is None else ~mask[:, None, None]))"
+    made = make(text_of({"inputs": "x, mask=None", "masked": f"s = s.masked_fill({hidden}, torch.finfo(s.dtype).min)"}))
+    assert made.claims.premises.causal
+    assert made.claims.conventions.empty_row_causal is EmptyRow.UNIFORM

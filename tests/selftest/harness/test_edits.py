@@ -19,8 +19,10 @@ from attention_conformance.spec.cases import Case, MaskKind, MaskShape
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
+from attention_conformance.tests.harness.explain.conditions import conditions
 from attention_conformance.tests.harness.explain.diagnosis import PROBES, Diagnosis, FailingCheck, diagnose
-from attention_conformance.tests.harness.explain.observation import observed
+from attention_conformance.tests.harness.explain.edits import edited
+from attention_conformance.tests.harness.explain.observation import Prober, observed
 from attention_conformance.tests.harness.explain.staged import STAGES, opened, result_of, run
 
 FLOAT_MASKS = [Case(mask=MaskKind.FLOAT), Case(mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED, seed=3)]
@@ -69,6 +71,49 @@ def test_a_mistake_is_named_by_the_change_of_a_stage(steps: Steps, cases: list[C
     found = diagnosed(steps, cases)
     assert words in found.name
     assert (found.explains, found.second) == (found.of, ())
+
+
+def over_the_queries(query: Tensor, key: Tensor, value: Tensor) -> Any:
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    powers = (scores - scores.amax(-1, keepdim=True)).exp()
+    return powers / powers.sum(-2, keepdim=True) @ value
+
+
+def coarse_values(query: Tensor, key: Tensor, value: Tensor) -> Any:
+    return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value.half().to(value)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (over_the_queries, "exponentials divided by their sum over the queries"),
+        (coarse_values, "value rounded to float16 before the weighted sum"),
+    ],
+)
+def test_a_change_answers_as_the_mistake_does(function: Callable[..., Tensor], words: str) -> None:
+    problem = build(Case(), "float64")
+    mine = next(each for each in edited(Conventions()) if each.name == words).answer(problem)
+    theirs = torch_op(function)(problem.fresh(), "cpu")
+    np.testing.assert_allclose(mine.output, theirs.output, rtol=1e-12)
+    np.testing.assert_allclose(mine.gradients["value"], theirs.gradients["value"], rtol=1e-12)
+
+
+def test_of_moves_that_explain_the_same_the_shortest_is_named() -> None:
+    ranks = {each.name: each.rank for each in edited(Conventions())}
+    assert ranks["softcap after the causal triangle"] < ranks["causal triangle before the scale"]
+
+
+def test_a_mistake_in_either_of_two_options_has_both_as_its_trigger() -> None:
+    def peculiar(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **options: Any) -> Tensor:
+        output = Steps()(query, key, value, scale=scale, **options)
+        return output if scale is None and not options.get("softcap") else output + torch.sin(query[..., :1])
+
+    claims = Claims(Scope.OP, OP_FEATURES | {Feature.SOFTCAP})
+    candidate = Implementation("candidate", claims, torch_op(peculiar))
+    cases = (Case(scale=0.3), Case(seed=1).extended(softcap=2.0))
+    failing = [observed(candidate, case, "float64", ("output",), "cpu") for case in cases]
+    prober = Prober(candidate, "float64", ("output",), "cpu", 200, {}, True)
+    assert [each.words for each in conditions(failing, prober)] == ["with scale=0.3 or softcap"]
 
 
 def test_a_wrong_backward_pass_is_named_by_what_it_forgets() -> None:

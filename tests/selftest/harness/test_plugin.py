@@ -12,6 +12,7 @@ from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.run import clause_items, options
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.harness.run.selection import answered_dtypes
 from attention_conformance.tests.selftest.sessions import ROOT, Sessions, checks_of
 from attention_conformance.tests.selftest.thorough import by_turns
 
@@ -36,6 +37,13 @@ def test_ids_read_like_the_specification(sessions: Sessions) -> None:
 def test_only_claimed_clauses_become_tests(sessions: Sessions) -> None:
     result = sessions.run(*MATH, "--clause", "softmax.*weights", "--clause", "projections.*", "--collect-only")
     assert not [line for line in result.outlines if "::" in line]
+
+
+def test_where_no_given_dtype_is_claimed_the_widest_claimed_one_is_checked() -> None:
+    wide = replace(BUILTIN[0], name="wide", claims=replace(BUILTIN[0].claims, dtypes=("float64",)))
+    assert answered_dtypes((wide,), ("float32",)) == (("float64",), ("checked in float64: wide answers in no float32",))
+    assert answered_dtypes((wide, BUILTIN[0]), ("float32",)) == (("float32",), ())
+    assert answered_dtypes((wide,), ()) == ((), ())
 
 
 @pytest.mark.parametrize(
