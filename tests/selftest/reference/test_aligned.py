@@ -68,14 +68,11 @@ def test_a_backward_pass_that_takes_too_much_of_the_mean_away(part: str) -> None
     assert "-0.03 times a change of D" in outcome.message
 
 
-def test_weights_that_are_truncated_move_everything_in_one_direction() -> None:
+@pytest.mark.parametrize("part", ["output", "gradients.query"])
+def test_weights_and_gradients_that_are_truncated_move_everything_in_one_direction(part: str) -> None:
     problem, parts = build(MANY, "bfloat16"), expected(MANY, "bfloat16")
-
-    def shrunk(by: float) -> float:
-        output = by * parts["output"].value.astype(np.float32)
-        return compare("output", output.astype(problem.query.dtype), parts["output"], "bfloat16").worst
-
-    assert shrunk(1.0 - 0.0028) > 1.0
+    shrunk = ((1.0 - 0.0028) * parts[part].value.astype(np.float32)).astype(problem.query.dtype)
+    assert compare(part, shrunk, parts[part], "bfloat16").worst > 1.0
     for name in ("eager", "SDPA, fused", str(Style(tile=16))):
         assert max(ratios(answers_of(RIGHT[name], problem), parts)) < 0.2, name
 
