@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.reference.arrays import Booleans, Floats
 from attention_conformance.reference.positions import Positions, buckets, positions
-from attention_conformance.spec.conventions import Conventions, EmptyRow
+from attention_conformance.spec.conventions import CausalWithMask, Conventions, EmptyRow
 from attention_conformance.spec.problem import Array, Problem
 
 EVERYTHING = np.ones((1, 1, 1, 1), bool)
@@ -61,12 +61,23 @@ def visibility(problem: Problem, conventions: Conventions, places: Positions | N
     from positions: causal flag, window and documents.
     """
     shape = (problem.batch, problem.num_heads, problem.query.shape[-2], problem.key.shape[-2])
-    places = places or positions(problem, conventions)
+    problem, places = in_force(problem, conventions), places or positions(problem, conventions)
     masked, padded, placed = _kept(problem), _padding(problem), _placed(problem, conventions, places)
     allowed = masked & padded & placed
     allowed = np.broadcast_to(allowed, (*allowed.shape[:-4], *shape))
     answers = _answers(problem, conventions, masked, padded, allowed)
     return _extended(problem, Visibility(allowed, _added(problem, allowed, places), answers))
+
+
+def in_force(problem: Problem, conventions: Conventions) -> Problem:
+    """The problem without the mask whose place the causal flag takes, or without the flag, as claimed for both."""
+    if not problem.causal or problem.attn_mask is None:
+        return problem
+    dropped: Mapping[CausalWithMask, dict[str, Any]] = {
+        CausalWithMask.MASK_ALONE: {"causal": False},
+        CausalWithMask.FLAG_ALONE: {"attn_mask": None},
+    }
+    return problem.but(**dropped.get(conventions.causal_with_mask, {}))
 
 
 def _kept(problem: Problem) -> Booleans:

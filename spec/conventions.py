@@ -39,6 +39,10 @@ class CausalWithMask(StrEnum):
     """The call is refused with an error."""
     EITHER = "either"
     """Refused, or intersected; never one of the two in silence."""
+    MASK_ALONE = "mask-alone"
+    """The mask takes the place of the flag."""
+    FLAG_ALONE = "flag-alone"
+    """The flag takes the place of the mask."""
 
 
 class Polarity(StrEnum):

@@ -9,8 +9,11 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import BOTTOM_RIGHT, INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, omitting
-from attention_conformance.spec.conventions import Alignment, Conventions, EmptyRow
+from attention_conformance.spec.conventions import Alignment, CausalWithMask, Conventions, EmptyRow
 
+MASK_ALONE, FLAG_ALONE = (
+    Conventions(causal_with_mask=which) for which in (CausalWithMask.MASK_ALONE, CausalWithMask.FLAG_ALONE)
+)
 REAL = Conventions(causal_alignment=Alignment.BOTTOM_RIGHT_REAL)
 breaks_causal = partial(breaks, step="add_causal")
 breaks_alignment = partial(
@@ -131,6 +134,18 @@ def flag_dropped_with_mask(query: Tensor, key: Tensor, value: Tensor, **options:
 @breaks("causal.with-mask", "shapes.combinations", holds=("causal.square", "causal.with-padding"), severity=LEAK)
 def mask_dropped_with_flag(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps()(query, key, value, **omitting("attn_mask", options, "is_causal"))
+
+
+@breaks("causal.with-mask", conventions=MASK_ALONE, holds=("causal.square", "masks.bool", "causal.with-padding"))
+def mask_and_flag_together(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    return Steps()(query, key, value, **options)
+
+
+@breaks("causal.with-mask", conventions=FLAG_ALONE, holds=("causal.square", "masks.float", "causal.with-padding"))
+def floats_beside_a_flag_alone(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    mask = options.get("attn_mask")
+    added = mask is not None and mask.dtype is not torch.bool
+    return Steps()(query, key, value, **(options if added else omitting("attn_mask", options, "is_causal")))
 
 
 @breaks("causal.with-mask", holds=("causal.square", "masks.float", "causal.with-padding"))

@@ -74,7 +74,9 @@ def _implying(check: ClaimCheck) -> ClaimCheck:
 
 def _causal_with_others(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck, list[str]]:
     """Which corner it starts from, and whether masks leave it in force."""
-    conventions = replace(check.claims.conventions, causal_with_mask=CausalWithMask.INTERSECT)
+    claimed = check.claims.conventions
+    alone = claimed.causal_with_mask is CausalWithMask.MASK_ALONE
+    conventions = claimed if alone else replace(claimed, causal_with_mask=CausalWithMask.INTERSECT)
     documented = conventions.causal_alignment is not Alignment.TOP_LEFT
     if not documented and Feature.CROSS in check.claims and _reach(check, LONGER) == FARTHER:
         conventions = replace(conventions, causal_alignment=Alignment.BOTTOM_RIGHT)
@@ -82,7 +84,7 @@ def _causal_with_others(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck
     check = replace(check, claims=replace(check.claims, conventions=conventions))
     check, unequal = without_unequal_lengths(check)
     notes = [*notes, *unequal]
-    if Feature.BOOL_MASK in check.claims and any(_sees_later(check, MASKED)):
+    if not alone and Feature.BOOL_MASK in check.claims and any(_sees_later(check, MASKED)):
         return check.without(MASKS), [*notes, "masks not claimed: with one it is not causal any more"]
     return check, notes
 

@@ -263,8 +263,12 @@ def _combination(observed: ObservedWeights, visible: Booleans) -> str:
     if observed.error:
         return str(CausalWithMask.ERROR)
     corner = triangle(KEYS, KEYS, "top-left")
-    known = {str(CausalWithMask.INTERSECT): visible & corner, "the flag alone": corner, "the mask alone": visible}
-    return next((name for name, pattern in known.items() if observed.shows(pattern)), "other keys")
+    known = {
+        CausalWithMask.INTERSECT: visible & corner,
+        CausalWithMask.FLAG_ALONE: corner,
+        CausalWithMask.MASK_ALONE: visible,
+    }
+    return next((str(name) for name, pattern in known.items() if observed.shows(pattern)), "other keys")
 
 
 def masks_offered(subject: Subject, facts: Facts, visible: Booleans, real: Booleans) -> Iterator[tuple[str, Setup]]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.implementations.adapters.tensors import to_array, to_tensor
+from attention_conformance.implementations.builtin.inhouse.rotary import rotated_by
 from attention_conformance.reference.bounds.attention import forward_bounds
 from attention_conformance.reference.bounds.extensions import route_bound
 from attention_conformance.reference.bounds.precision import precision
@@ -16,6 +18,7 @@ from attention_conformance.spec.conventions import Conventions, RotaryPairing
 from attention_conformance.spec.features import Extension, PositionIds, RotaryTables, Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.measurements.inhouse_answers import inhouse_difference
 
 ATTENTION, ROTARY = "Attention", "RotaryEmbedding"
 INPUTS: Mapping[str, tuple[str, ...]] = {
@@ -90,6 +93,18 @@ def difference(case: OnnxCase) -> str:
         if differs.kind is not None:
             return differs.message
     return ""
+
+
+def inhouse_of(case: OnnxCase) -> str:
+    """How the in-house implementations differ from the reference; empty if they do not."""
+    if case.operator == ATTENTION:
+        return inhouse_difference(_attention_problem(case)) or ""
+    problem, pairing = _rotary_problem(case)
+    expected, extras = _rotated(problem, pairing), {n: to_tensor(x, "cpu") for n, x in problem.extras.items()}
+    places = extras.get("query_positions", slice(None))
+    cosines, sines = (extras[name][places] for name in ("rotary_cos", "rotary_sin"))
+    rows = rotated_by(to_tensor(problem.query, "cpu"), cosines, sines, pairing)
+    return compare("output", to_array(rows), expected, problem.dtype).message
 
 
 def _heads(rows: Array, heads: int | None) -> Array:
@@ -177,6 +192,10 @@ def _scores(case: OnnxCase, problem: Problem, solution: Solution) -> Expected:
 
 
 def _rotary_parts(case: OnnxCase) -> dict[str, Expected]:
+    return {"output": _joined(_rotated(*_rotary_problem(case)), case.wanted["output"])}
+
+
+def _rotary_problem(case: OnnxCase) -> tuple[Problem, RotaryPairing]:
     """Rows that are rotated as queries and keys, and no more."""
     given, of = case.given, case.attributes
     rows, ids = _heads(given["input"], of.get("num_heads")), given.get("position_ids")
@@ -187,8 +206,10 @@ def _rotary_parts(case: OnnxCase) -> dict[str, Expected]:
         rotary_tables=RotaryTables.TOKENS if ids is None else RotaryTables.POSITIONS,
         position_ids=PositionIds.NONE if ids is None else PositionIds.ASCENDING,
     )
-    problem = Problem(Scope.OP, rows, rows, rows, num_heads=rows.shape[1], extension=extension, extras=extras)
     pairing = RotaryPairing.INTERLEAVED if of.get("interleaved") else RotaryPairing.HALVES
+    return Problem(Scope.OP, rows, rows, rows, num_heads=rows.shape[1], extension=extension, extras=extras), pairing
+
+
+def _rotated(problem: Problem, pairing: RotaryPairing) -> Expected:
     route = Pipeline().run(problem, Conventions(rotary_pairing=pairing)).routes.query
-    bound = route_bound(route, np.zeros(rows.shape), precision(problem.dtype))
-    return {"output": _joined(Expected(route.result, bound), case.wanted["output"])}
+    return Expected(route.result, route_bound(route, np.zeros(problem.query.shape), precision(problem.dtype)))

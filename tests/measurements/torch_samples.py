@@ -56,7 +56,7 @@ def sample_difference(sample: Sample) -> str:
         value = sample.inputs[2]
         units = LONG * torch.eye(value.shape[-2], dtype=value.dtype).expand(*value.shape[:-1], -1)
         kept = (_four(to_array(_answer(sample, units))) != 0.0) / (1.0 - rate)
-    expected = solve(_problem(sample), kept=kept).parts["output"]
+    expected = solve(problem_of(sample), kept=kept).parts["output"]
     differs = compare("output", _four(to_array(answer)), expected, sample.dtype)
     return "" if differs.kind is None else differs.message
 
@@ -67,7 +67,8 @@ def _answer(sample: Sample, value: Tensor) -> Tensor:
         return scaled_dot_product_attention(*sample.inputs[:2], value, **sample.options)
 
 
-def _problem(sample: Sample) -> Problem:
+def problem_of(sample: Sample) -> Problem:
+    """What the sample asks, less its dropout."""
     arrays = [_four(to_array(x)) for x in sample.inputs]
     leading = np.broadcast_shapes(*(x.shape[:2] for x in arrays))
     query, key, value = (np.broadcast_to(x, (*leading, *x.shape[2:])) for x in arrays)

@@ -11,7 +11,7 @@ from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.implementations.discovery.loading import Target
 from attention_conformance.implementations.discovery.recorded_call import RecordedCall, program_fails, recorded_call
 from attention_conformance.implementations.worker.remote import Remote
-from attention_conformance.reference.visibility import visibility
+from attention_conformance.reference.visibility import in_force, visibility
 from attention_conformance.spec.cases import Layout
 from attention_conformance.spec.conventions import Alignment, DefaultScale, EmptyRow
 from attention_conformance.spec.features import Scope
@@ -209,7 +209,7 @@ def _position(failing: Outcome, parts: Mapping[int, Array]) -> int:
 
 def _formula(failing: Outcome, judge: Judge) -> Iterator[str]:
     """Attention in float64, from Q, K, V, MASK, PAD and G; the result is `want`."""
-    problem = failing.problem
+    problem = in_force(failing.problem, judge.conventions)
     visible = visibility(problem, judge.conventions)
     default = "1.0" if judge.conventions.default_scale is DefaultScale.ONE else "K.shape[-1] ** -0.5"
     scale = default if problem.scale is None else problem.scale

@@ -15,7 +15,7 @@ from attention_conformance.implementations.adapters.tensors import slopes, to_ar
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.reference.norms import epsilon_of
 from attention_conformance.reference.positions import positions, rotated_at
-from attention_conformance.reference.visibility import visibility
+from attention_conformance.reference.visibility import in_force, visibility
 from attention_conformance.spec.conventions import (
     Conventions,
     DefaultScale,
@@ -67,6 +67,8 @@ def opened(problem: Problem, conventions: Conventions) -> State:
     """
     if problem.extension.dropout:
         raise ValueError("dropped weights are drawn by each implementation for itself")
+    if in_force(problem, conventions) is not problem:
+        raise ValueError("a mask or a causal flag takes the place of the other one")
     given = {n: to_tensor(a) for n, a in problem.widened().fresh().arrays().items()}
     for name in problem.needs if problem.cotangent is not None else ():
         given[name] = given[name].detach().requires_grad_()

@@ -140,7 +140,7 @@ _of_empty_rows = _answers_of("empty-row")
 
 
 def _of_flag_and_mask(problem: Problem, claimed: Conventions) -> Iterator[Meaning]:
-    yield "both hold", problem, claimed
+    yield "both hold", problem, claimed.claiming({"causal-with-mask": "intersect"})
     yield "the flag alone", replace(problem, attn_mask=None), claimed
     yield "the mask alone", replace(problem, causal=False), claimed
 
