@@ -3,8 +3,9 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from threading import Thread
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import RLock, Thread
 from types import CodeType, FrameType
 from typing import Any
 
@@ -24,6 +25,8 @@ OTHERS = (
 )
 """Modules of the suite that are no candidate's."""
 PASSED_OVER = (LIBRARIES - {SUITE}) | sys.stdlib_module_names
+INTERPRETER = "triton.runtime.interpreter"
+"""It keeps the number of the program, and what it puts in the place of the language, for the whole process."""
 BLOCKED = 0.5
 """Seconds after which an interrupting call is taken to wait for a lock that the interrupted one holds."""
 STUCK = 60.0
@@ -65,6 +68,26 @@ def _of_candidate(frame: FrameType) -> bool:
     return name.partition(".")[0] not in PASSED_OVER and not name.startswith(OTHERS)
 
 
+@contextmanager
+def _kernels_in_turn() -> Iterator[None]:
+    """Kernels that Triton interprets run one after another: its interpreter cannot be entered by two threads."""
+    executor = getattr(sys.modules.get(INTERPRETER), "GridExecutor", None)
+    if executor is None:
+        yield
+        return
+    launched, lock = executor.__call__, RLock()
+
+    def one_at_a_time(*arguments: Any, **named: Any) -> Any:
+        with lock:
+            return launched(*arguments, **named)
+
+    executor.__call__ = one_at_a_time
+    try:
+        yield
+    finally:
+        executor.__call__ = launched
+
+
 def interrupted(run: Run, by: Run) -> tuple[Result, Result]:
     """The answer of a call, and that of the last of the calls that have interrupted it.
 
@@ -73,6 +96,11 @@ def interrupted(run: Run, by: Run) -> tuple[Result, Result]:
     Raises:
         CandidateError: a call does not end.
     """
+    with _kernels_in_turn():
+        return _interrupted(run, by)
+
+
+def _interrupted(run: Run, by: Run) -> tuple[Result, Result]:
     calls, start, times = [_Call(by)], time.monotonic(), Counter[tuple[CodeType, int]]()
     calls[0].start()
     calls[0].join(STUCK)

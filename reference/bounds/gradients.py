@@ -18,6 +18,7 @@ from attention_conformance.reference.bounds.extensions import (
 from attention_conformance.reference.bounds.gate_bounds import gated_bound, slope_of_gates
 from attention_conformance.reference.bounds.latent_bounds import in_either_form, latent_bounds
 from attention_conformance.reference.bounds.precision import Precision, Roundoff, gamma, state_roundings
+from attention_conformance.reference.bounds.shifted import evened_out, key_sizes
 from attention_conformance.reference.gradients import (
     Backward,
     backward,
@@ -203,8 +204,9 @@ def _errors(trace: Trace, step: Backward, forward: ForwardBounds, e_g: Floats, p
     over_keys, over_queries = (stored + precision.growth(terms) for terms in (ds.shape[-1], groups * ds.shape[-2]))
     e_p = dropped_bound(trace, forward.weights, precision)
     ds_t, e_t, p_t, e_p = (x.swapaxes(-1, -2) for x in (ds, e_scaled, p, e_p))
-    query = product_bound(ds, e_scaled, np.abs(trace.key), forward.key, over_keys)
+    query = product_bound(ds, e_scaled, key_sizes(trace), forward.key, over_keys)
     key = product_bound(ds_t, e_t, np.abs(trace.query), forward.query, over_queries)
+    key = evened_out(trace, step.key, key, precision)
     value = product_bound(p_t, e_p, g, e_g, over_queries)
     return _Errors(e_scores, query + precision.floor, key + precision.floor, value + precision.floor)
 

@@ -21,8 +21,9 @@ from attention_conformance.tests.report import diff
 from attention_conformance.tests.report.views import VIEWS
 
 EXAMPLES = ROOT / "docs" / "examples"
-WORKFLOW, SHARDS, HOOK = (
-    EXAMPLES / name for name in ("github-workflow.yml", "github-shards.yml", "pre-commit-hook.yaml")
+WORKFLOW, KERNEL, SHARDS, HOOK = (
+    EXAMPLES / name
+    for name in ("github-workflow.yml", "github-kernel.yml", "github-shards.yml", "pre-commit-hook.yaml")
 )
 ARTIFACTS = {"actions/upload-artifact@v4", "actions/download-artifact@v4"}
 PUBLIC = {"actions/checkout@v4", "actions/setup-python@v5", *ARTIFACTS}
@@ -138,7 +139,7 @@ def commands(file: Path) -> Iterator[str]:
         yield from (line for line in lines if line.startswith(NAME))
 
 
-@pytest.mark.parametrize("file", [WORKFLOW, SHARDS, HOOK], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [WORKFLOW, KERNEL, SHARDS, HOOK], ids=lambda file: file.name)
 def test_examples_call_the_command_as_it_is(file: Path) -> None:
     command, *others = commands(file)
     given, rest = read(shlex.split(command)[1:])
@@ -155,7 +156,7 @@ def test_the_shards_of_the_example_are_all_there_are() -> None:
     assert f"--shard 1/{len(numbers)} " in next(commands(SHARDS))
 
 
-@pytest.mark.parametrize("file", [WORKFLOW, SHARDS], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [WORKFLOW, KERNEL, SHARDS], ids=lambda file: file.name)
 def test_the_workflow_uses_what_exists(file: Path) -> None:
     own = steps(yaml.safe_load(file.read_text()))
     assert {step["uses"] for step in own if "uses" in step} <= PUBLIC
@@ -165,7 +166,7 @@ def test_the_workflow_uses_what_exists(file: Path) -> None:
 
 
 def test_every_file_of_the_examples_is_tested() -> None:
-    assert {WORKFLOW, SHARDS, HOOK} == {path for path in EXAMPLES.iterdir() if path.is_file()}
+    assert {WORKFLOW, KERNEL, SHARDS, HOOK} == {path for path in EXAMPLES.iterdir() if path.is_file()}
 
 
 @pytest.mark.parametrize("status", ExitStatus)

@@ -156,6 +156,14 @@ def weights_rounded(query: Tensor, key: Tensor, value: Tensor, **options: Any) -
     return steps(query, key, value, **options)
 
 
+def keys_shifted(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """Keys without the mean of those that some query sees, which moves no weight; all in the working dtype."""
+    least = torch.finfo(key.dtype).min
+    seen = (one_float_mask(query, key, options) > least).any(-2).unsqueeze(-1)
+    mean = torch.where(seen, key, 0).sum(-2, keepdim=True) / seen.sum(-2, keepdim=True).clamp(min=1).to(key.dtype)
+    return TEXTBOOK(query, key - mean, value, **options)
+
+
 def reversed_keys(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     """All sums over keys in the opposite order."""
     mask = one_float_mask(query, key, options).flip(-1)

@@ -76,6 +76,8 @@ RIGHT: tuple[Implementation, ...] = (
     *(op(name, function) for name, function in FUNCTIONS.items()),
     *(op(f"merged-{parts}", styles.merged(parts), extras=BOTH) for parts in (2, 5)),
 )
+SHIFTED = (op("keys-shifted", styles.keys_shifted),)
+"""Its errors differ from the others' in the gradient of the keys, which it spreads evenly over all of them."""
 ADVICE = {
     **{name: OVERFLOWS for name, steps in STEPS.items() if not steps.wide},
     "divided-last": OVERFLOWS,

@@ -37,10 +37,12 @@ SLOW = ("online-1", "merged-5")
 """Styles that go key by key, or merge part by part, as faster ones do with more keys at once."""
 REACH = {Feature.GROUPED: "grouped.*", Feature.WINDOW: "window.*", Feature.SOFTCAP: "softcap.*"}
 RETURNED = ("returned.*", "softmax.weights", "softmax.log-sum-exp", "relations.merge")
+SPREAD = ("gradients.key", "gradients.masked", "gradients.cotangent", "numerics.bound", "masks.no-influence")
 CHAPTERS = (
     ("bucketed-bias", right_bucketed_bias.RIGHT, ("bucketed-bias.*",), 30),
     ("cache", (*right_cache.RIGHT, *CACHED), ("cache.*", "causal.*"), 200),
     ("dropout", right_dropout.RIGHT, ("dropout.*",), 100),
+    ("gradients", right.SHIFTED, SPREAD, 60),
     ("head-gates", right_modules.RIGHT_GATES, ("head-gates.*",), 80),
     ("latent", right_latent.RIGHT, ("latent.*",), 60),
     ("merge", right_merge.RIGHT, ("merge.*",), 180),

@@ -1,6 +1,8 @@
 """A call is interrupted between its lines by whole calls in another thread."""
 
+import sys
 from threading import Lock
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -54,3 +56,21 @@ def test_exceptions_are_those_of_the_call() -> None:
         interrupted(lambda: local(1.0), lambda: failing(2.0))
     with pytest.raises(ValueError, match=r"^1\.0$"):
         interrupted(lambda: failing(1.0), lambda: local(2.0))
+
+
+class Executor:
+    """The least of Triton's interpreter: which program runs is a state of the process."""
+
+    def __call__(self, number: float) -> Result:
+        return stored(number)
+
+
+def test_kernels_that_are_interpreted_run_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter = ModuleType(interruption.INTERPRETER)
+    interpreter.__dict__["GridExecutor"] = Executor
+    monkeypatch.setitem(sys.modules, interruption.INTERPRETER, interpreter)
+    monkeypatch.setattr(interruption, "BLOCKED", 0.01)
+    launched, launch = Executor.__call__, Executor()
+    first, later = interrupted(lambda: launch(1.0), lambda: launch(2.0))
+    assert (first.output[0], later.output[0]) == (1.0, 2.0)
+    assert Executor.__call__ is launched
