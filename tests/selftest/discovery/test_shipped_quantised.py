@@ -48,9 +48,11 @@ def cache_of_codes(
     lengths = torch.full((len(q),), k_cache.shape[1]) if cache_seqlens is None else cache_seqlens
     samples = []
     for b in range(len(q)):
-        pools = (cache.to(q.dtype) for cache in (k_cache, v_cache))
-        scaled = (p if by is None else p * by[b, :, None] for p, by in zip(pools, (k_descale, v_descale), strict=True))
-        samples.append(PagedSteps()(q[b : b + 1], *scaled, table[b : b + 1], lengths[b:], causal, softmax_scale))
+        key, value = (
+            cache.to(q.dtype) * (1.0 if by is None else by[b, :, None])
+            for cache, by in ((k_cache, k_descale), (v_cache, v_descale))
+        )
+        samples.append(PagedSteps()(q[b : b + 1], key, value, table[b : b + 1], lengths[b:], causal, softmax_scale))
     return torch.cat(samples)
 
 
@@ -65,8 +67,8 @@ def scales_of_the_first_sample(
     softmax_scale: float | None = None,
     causal: bool = False,
 ) -> Tensor:
-    first = (None if scale is None else scale[:1].expand_as(scale) for scale in (k_descale, v_descale))
-    return cache_of_codes(q, k_cache, v_cache, cache_seqlens, page_table, *first, softmax_scale, causal)
+    keys, values = (None if scale is None else scale[:1].expand_as(scale) for scale in (k_descale, v_descale))
+    return cache_of_codes(q, k_cache, v_cache, cache_seqlens, page_table, keys, values, softmax_scale, causal)
 
 
 def failing(function: Any, *clauses: str) -> set[str]:
