@@ -77,7 +77,8 @@ def in_force(problem: Problem, conventions: Conventions) -> Problem:
         CausalWithMask.MASK_ALONE: {"causal": False},
         CausalWithMask.FLAG_ALONE: {"attn_mask": None},
     }
-    return problem.but(**dropped.get(conventions.causal_with_mask, {}))
+    change = dropped.get(conventions.causal_with_mask)
+    return problem.but(**change) if change else problem
 
 
 def _kept(problem: Problem) -> Booleans:

@@ -53,6 +53,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
         *("query_size", "key_size", "value_size", "channels", "in_channels", "units", "num_units", "dims", "embed"),
         *("hidden", "out_features", "inner_dim", "attn_dim", "attention_dim", "qkv_dim", "model_size", "feature_dim"),
         *("query_dim", "key_dim", "value_dim", "features", "n_emb", "n_dim", "num_features", "hid_dim", "d_emb"),
+        *("in_size", "out_size"),
     ),
     Size.HEADS: (
         *HEAD_COUNTS,
@@ -88,7 +89,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
     Size.LENGTH: (
         *("context_length", "context_size", "block_size", "ctx_len", "n_ctx", "seq_len", "seq_length", "window"),
         *("max_len", "max_length", "max_seq_len", "max_seq_length", "max_position_embeddings", "max_sequence_length"),
-        "maximum_sequence_length",
+        *("maximum_sequence_length", "n_timesteps", "num_timesteps", "timesteps"),
     ),
     Size.SAMPLES: ("max_batch_size", "batch_size", "max_batch", "max_bs"),
     Size.BIAS: ("bias", "qkv_bias", "use_bias", "attention_bias"),
@@ -149,7 +150,7 @@ USUAL: Mapping[str, object] = {
     "device": "cpu",
     "dtype": None,
     "_attn_implementation": "eager",
-    "initializer_range": 0.02,
+    **dict.fromkeys(("initializer_range", "init_range", "init_std", "initializer_std"), 0.02),
 }
 """Settings that are no sizes."""
 GROUPS = (
@@ -239,7 +240,8 @@ def settings_parameter(signature: inspect.Signature) -> str:
 
 def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = False) -> object:
     """The object for a class: of the dataclass that its constructor names, or one that has whatever is known."""
-    hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(kind.__init__)).value or {}
+    own = getattr(kind, "original", kind)  # of a mirror
+    hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(own.__init__)).value or {}
     hint = hints.get(name)
     if not (isinstance(hint, type) and is_dataclass(hint)):
         return Settings(width, heads, lenient, _defaults(kind, hint), kind)

@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     near_outputs,
     output_of,
 )
+from attention_conformance.implementations.discovery.context_masks import without_unread
 from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.implementations.discovery.vocabulary import MaskForm
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sharing
@@ -229,7 +230,9 @@ def _compared(check: ClaimCheck, fitted: Case, seen: Booleans, tied: bool) -> It
 
 def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     """The check with the answer to a row without keys that is seen, without masks that are not what names promise."""
+    check, unread = without_unread(call, check)
     check, notes = _without_unlike(call, check)
+    notes = [*unread, *notes]
     check, lengths = lengths_as_seen(check)
     notes = [*notes, *lengths]
     given = [f for f, (option, _) in EMPTIED_BY.items() if f in check.claims and option in call.options.spelled]

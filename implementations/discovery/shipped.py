@@ -23,6 +23,8 @@ torch = optional("torch")
 
 RETURNING = ("return_softmax_lse", "return_attn_probs", "return_lse", "return_residual")
 """Flags by which functions return their log-sum-exps."""
+APPENDED = frozenset({"k", "v"})
+"""The parameters for new keys and values, which a function writes behind those of its cache."""
 SQUARE = (2, 16, 16, 16)
 """A shape in which the axes of heads and of tokens have one extent, so that either order is taken."""
 
@@ -184,12 +186,13 @@ class WithCache:
 
 def with_cache(made: Implementation, call: ShippedCall) -> Implementation:
     """The implementation with the claims of its interface's cache, if there is one."""
-    if call.interface.start is None or Feature.CAUSAL not in made.claims:
+    start = call.interface.start
+    if start is None or not call.shipped.names >= APPENDED or Feature.CAUSAL not in made.claims:
         return made
     from attention_conformance.implementations.adapters.cached import cached
 
     features = made.claims.features | {Feature.CACHE, Feature.STATIC_CACHE}
-    run = WithCache(made.run, cached(call.interface.start(call.shipped)))
+    run = WithCache(made.run, cached(start(call.shipped)))
     return replace(made, run=run, claims=replace(made.claims, features=features))
 
 

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from attention_conformance.implementations.adapters.paging import OPTIONS as OPTIONS_OF_PAGES
 from attention_conformance.implementations.adapters.paging import TakenPages, in_pages, in_rows
-from attention_conformance.implementations.api.contract import Fit
+from attention_conformance.implementations.adapters.quantising import OPTIONS as OPTIONS_OF_CODES
+from attention_conformance.implementations.adapters.quantising import as_codes, scales_of_heads
+from attention_conformance.implementations.api.contract import Fit, Unsupported
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.shipped import (
     Interface,
@@ -21,7 +23,10 @@ from attention_conformance.implementations.discovery.shipped import (
     joined,
     tokens_first,
 )
+from attention_conformance.implementations.discovery.shipped_quantised import LACKS, taken_codes
+from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
+from attention_conformance.spec.stored_keys import ScaledBy
 
 OPTIONS = {
     "is_causal": "causal",
@@ -33,8 +38,9 @@ OPTIONS = {
 }
 SETTINGS = {"causal-alignment": "bottom-right", "empty-row": "zeros"}
 """The last query stands at the last key; rows without keys get zeros."""
-PAGES = {"valid_lens": "cache_seqlens", "block_table": "block_table", "page_size": "block_table"}
-PAGES |= dict.fromkeys(("cache_batch_idx", "cache_rows"), "cache_batch_idx")
+PAGES = {"valid_lens": "cache_seqlens", **dict.fromkeys(("cache_batch_idx", "cache_rows"), "cache_batch_idx")}
+TABLES = dict.fromkeys(("block_table", "page_size"), ("block_table", "page_table"))
+DESCALES = {"key_scale": "k_descale", "value_scale": "v_descale", "codes": "k_descale"}
 OF_LENGTHS = {"block_table": "block_table", "page_size": "block_table"}
 REAL = {"causal-alignment": "bottom-right-real"}
 DOCUMENTS = {"cu_seqlens_q": "cu_seqlens_q", "cu_seqlens_k": "cu_seqlens_k"}
@@ -49,17 +55,25 @@ def batched(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options
 
 
 def cached(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
-    """(B, Lq, H, d), and a cache (B, Lk, H, d), or pages of one (pages, page_size, H, d), with lengths of samples."""
-    keywords = _keywords(shipped, {name: given for name, given in options.items() if name not in OPTIONS_OF_PAGES})
-    if not OPTIONS_OF_PAGES & options.keys():
+    """(B, Lq, H, d), and a cache (B, Lk, H, d), or pages of one (pages, page_size, H, d), with lengths of samples.
+
+    A cache may hold codes, with a scale for each key head of each sample.
+    """
+    kind, placing = options.get("codes"), OPTIONS_OF_PAGES | OPTIONS_OF_CODES
+    keywords = _keywords(shipped, {name: given for name, given in options.items() if name not in placing})
+    if kind is not None:
+        scales = scales_of_heads(query, key, options, by_sample=True)
+        keywords |= {shipped.own[f"{role}_scale"]: scale for role, scale in zip(("key", "value"), scales, strict=True)}
+    elif not OPTIONS_OF_PAGES & options.keys():
         output, extras = called_tokens_first(shipped, (query, key, value), keywords)
         return joined(output, *extras[:1])
     pages = (in_rows if "cache_batch_idx" in options else in_pages)(key, value, options)
-    pools, places = (pages.key, pages.value), {"block_table": pages.table}
+    pools, places = (pages.key, pages.value), {shipped.own.get("block_table", ""): pages.table}
     if "cache_batch_idx" in options:
         places = {"cache_batch_idx": pages.table[:, 0]}
     elif "block_table" not in options:
         pools, places = (tokens_first(key), tokens_first(value)), {}
+    pools = pools if kind is None else (as_codes(pools[0], kind), as_codes(pools[1], kind))
     answer = shipped.function(tokens_first(query), *pools, cache_seqlens=pages.lengths, **places, **keywords)
     output, extras = first(answer)
     return joined(output.swapaxes(1, 2), *extras[:1])
@@ -174,7 +188,7 @@ PAGE_SIZES = (1, 8, 16, 64, 128, 256)
 
 def taken_pages(shipped: Shipped) -> tuple[Fit, str]:
     """By the first page size with which a call gives an output of the right shape."""
-    if "block_table" not in shipped.names:
+    if "block_table" not in shipped.own:
         return TakenPages(), ""
     multiple = next((size for size in PAGE_SIZES if _answers_in(shipped, size)), 1)
     return TakenPages(multiple), f"pages of a multiple of {multiple} tokens" if multiple > 1 else ""
@@ -190,6 +204,18 @@ def _answers_in(shipped: Shipped, size: int) -> bool:
         if getattr(first(outcome.value)[0], "shape", ()) == query.shape:
             return True
     return False
+
+
+def taken_pages_of_codes(shipped: Shipped) -> tuple[Fit, str]:
+    """The same, and by the codes that it answers, with a scale for all, for each head, and for each of each sample."""
+    pages, of_pages = taken_pages(shipped)
+    codes, of_codes = taken_codes(shipped, cached, (ScaledBy.TENSOR, ScaledBy.HEAD, ScaledBy.SAMPLE))
+
+    def fit(case: Case) -> Case | Unsupported:
+        fitted = pages(case)
+        return fitted if isinstance(fitted, Unsupported) else codes(fitted)
+
+    return fit, "; ".join(note for note in (of_pages, of_codes) if note)
 
 
 FLASH = (
@@ -212,11 +238,23 @@ FLASH = (
         lacks=frozenset({Feature.LOG_SUM_EXP}),
     ),
     Interface(
+        "flash_attn_with_kvcache over codes",
+        frozenset({"q", "k_cache", "v_cache", "cache_seqlens", "k_descale", "v_descale", "softmax_scale", "causal"}),
+        cached,
+        OPTIONS | PAGES | DESCALES,
+        SETTINGS | REAL,
+        lacks=LACKS,
+        spellings=TABLES,
+        seen_fit=taken_pages_of_codes,
+        start=feeding,
+    ),
+    Interface(
         "flash_attn_with_kvcache",
         frozenset({"q", "k_cache", "v_cache", "cache_seqlens", "softmax_scale", "causal"}),
         cached,  # keys and values are a cache, and there are no new ones
         OPTIONS | PAGES,
         SETTINGS | REAL,
+        spellings=TABLES,
         seen_fit=taken_pages,
         start=feeding,
     ),

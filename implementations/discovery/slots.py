@@ -39,6 +39,8 @@ PACKED = re.compile(r"(?:^|_|to|w)(qkv|kqv|qvk|vkq|vqk|kvq|kv|vk|qk)(?:$|_|s$)")
 """Words for several projections in one, in their order."""
 W_0 = re.compile(r"(?:^|\.)w_?0(?:\.|$)", re.IGNORECASE)
 """The output projection, with a number for the letter."""
+MATRIX = r"w(?:_?(?:q|k|v|o|qkv|kv|query|key|value|queries|keys|values|out|output))?"
+"""Names of matrices without a layer, which inputs are multiplied with from the left."""
 BIASES = ("bq", "bk", "bv", "bo")
 """Names of biases that are written in one word."""
 
@@ -68,8 +70,9 @@ class Slot:
 
     @property
     def inputs_first(self) -> bool:
-        """Whether its first axis is that of inputs: by the names of layers of Flax, Haiku and Keras."""
-        return self.pattern.rpartition(".")[2] in ("kernel", "w")
+        """Whether its first axis is that of inputs: by names of layers of Flax, Haiku and Keras, or of x @ W_q."""
+        name = self.pattern.rpartition(".")[2]
+        return name == "kernel" or re.fullmatch(MATRIX, name, re.IGNORECASE) is not None
 
     @property
     def words(self) -> list[list[str]]:

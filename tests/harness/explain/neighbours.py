@@ -9,11 +9,12 @@ from typing import TypeAlias
 import numpy as np
 
 from attention_conformance.reference.arrays import Floats
-from attention_conformance.reference.bounds.precision import unit_roundoff
+from attention_conformance.reference.pipeline import Pipeline
 from attention_conformance.spec.cases import MaskKind, Padding
 from attention_conformance.spec.features import NOTHING, Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.explain.observation import Observation
+from attention_conformance.tests.harness.explain.projected_rows import digits, projected_factors
 
 CASES = 2
 """So many cases, at least, have to be a neighbour's."""
@@ -30,9 +31,10 @@ class Neighbour:
 
 
 def neighbour(failing: Sequence[Observation]) -> Neighbour | None:
-    """The neighbour whose outputs all plain cases have, each row up to a factor; None where there is none.
+    """The neighbour whose outputs all plain cases have, each row of a head up to a factor; None where there is none.
 
-    What rows are divided by, an epsilon in it and a factor of the output are then left aside.
+    What rows are divided by, an epsilon in it and a factor of the output are then left aside. In a module the rows lie
+    behind its projections, and a sum of them is seen.
     """
     plain = [each for each in failing if _plain(each)]
     if len(plain) < CASES:
@@ -45,17 +47,28 @@ def neighbour(failing: Sequence[Observation]) -> Neighbour | None:
 
 
 def _plain(each: Observation) -> bool:
-    """A case of heads without any option, with rows that have a direction."""
+    """A case without any option, with rows that have a direction."""
     case, sizes = each.case, each.case.sizes
     bare = case.mask is MaskKind.NONE and case.padding is Padding.NONE and case.extension == NOTHING
     sized = sizes.query_length > 1 and sizes.key_length > 1 and min(sizes.d_v, sizes.d_k) > 1
     grouped = sizes.kv_heads != sizes.num_heads
     answered = each.got is not None and each.got.output.shape == each.expected["output"].value.shape
-    alone = each.problem.scope is Scope.OP and not case.causal and case.scale is None and not grouped
-    return bare and sized and answered and alone
+    alone = not case.causal and case.scale is None and not grouped
+    return bare and sized and answered and alone and _tells(each.problem, sizes.num_heads * sizes.d_v)
+
+
+def _tells(problem: Problem, width: int) -> bool:
+    """Whether an output, of so many numbers in all heads, shows more than factors for two rows of each head."""
+    if problem.scope is Scope.OP:
+        return True
+    projection = problem.parameters.get("w_o")
+    return 4 * problem.num_heads <= (width if projection is None else projection.shape[-1])
 
 
 def _heads(problem: Problem) -> tuple[Floats, Floats, Floats]:
+    if problem.scope is Scope.MODULE:
+        made = Pipeline().run(problem).inputs
+        return made.query, made.key, made.value
     query, key, value = (np.asarray(x, dtype=np.float64) for x in (problem.query, problem.key, problem.value))
     return query, key, value
 
@@ -106,6 +119,8 @@ def _known() -> Iterator[tuple[str, Callable[[Problem], Floats]]]:
 def _is(rows: Callable[[Problem], Floats], each: Observation) -> bool:
     """Whether the rows of the answer are those rows times a factor each."""
     found, wanted = _output(each), rows(each.problem)
+    if each.problem.scope is Scope.MODULE:
+        return projected_factors(each.problem, [wanted], found) is not None
     return _small(_across(wanted, found), wanted, each.problem.dtype)
 
 
@@ -128,10 +143,19 @@ def _less_a_share(each: Observation, one: tuple[Floats, Floats], other: tuple[Fl
     """With the share that is nearest for all rows together."""
     found = _output(each)
     rows = [_softmax(q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5) @ value for q, k in (one, other)]
+    if each.problem.scope is Scope.MODULE:
+        factors = projected_factors(each.problem, rows, found)
+        return factors is not None and _one_share(factors[1] / factors[0], each.problem.dtype)
     first, second = (_across(each_rows, found) for each_rows in rows)
     size = float((second * second).sum())
     share = float((first * second).sum()) / size if size else 0.0
     return share != 0.0 and _small(first - share * second, rows[0], each.problem.dtype)
+
+
+def _one_share(shares: Floats, dtype: str) -> bool:
+    """Whether all rows (B, Lq, H) of a head have one share."""
+    usual = np.median(shares, axis=(0, 1))
+    return bool((np.abs(shares - usual) <= digits(dtype) * np.abs(usual)).all())
 
 
 def _output(each: Observation) -> Floats:
@@ -147,8 +171,7 @@ def _across(rows: Floats, along: Floats) -> Floats:
 
 
 def _small(left: Floats, rows: Floats, dtype: str) -> bool:
-    """Whether half of the digits of the type agree, or of float32, in which constants are often kept."""
-    digits = max(unit_roundoff(dtype), unit_roundoff("float32")) ** 0.5
-    most = digits * np.sqrt((rows * rows).sum(-1))
+    """Whether half of the digits agree."""
+    most = digits(dtype) * np.sqrt((rows * rows).sum(-1))
     across = np.sqrt((left * left).sum(-1))
     return bool(np.isfinite(across).all() and rows.any() and (across <= most).all())

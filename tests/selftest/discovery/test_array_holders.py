@@ -4,16 +4,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from attention_conformance.implementations.adapters.arranged import Arranged
+from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.held_arrays import plain_class
 from attention_conformance.implementations.discovery.loading import TargetError, load_target
 from attention_conformance.implementations.discovery.promises import STATED
 from attention_conformance.implementations.discovery.readings import arrangements
 from attention_conformance.implementations.discovery.slots import Slot
+from attention_conformance.reference.expected import solve
+from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.inputs import build
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, write
 
 __all__ = ["make"]
@@ -46,6 +51,15 @@ class f:
     def forward(self, Q, K, V):
         scores = np.matmul(Q, K.swapaxes(-1, -2)) / math.sqrt(Q.shape[-1])
         return np.matmul(shares(scores), V)
+"""
+WRONG = """
+class f:
+    def __init__(self, embed_size, num_heads):
+        self.h = num_heads
+        self.Wq, self.Wk, self.Wv, self.Wo = (np.random.randn(embed_size, embed_size) for _ in range(4))
+    def forward(self, x):
+        late = joined(x @ self.Wq, (x @ self.Wk) * np.arange(1, 1 + x.shape[1])[:, None], x @ self.Wv, self.h)
+        return late @ self.Wo
 """
 ONE_SAMPLE = """
 class f(nn.Module):
@@ -290,3 +304,12 @@ def test_an_object_without_weights_is_a_function(make: Make) -> None:
     made = make(NUMPY + OBJECT)
     assert made.claims.scope is Scope.OP
     assert_conforms(made)
+
+
+def test_matrices_of_a_wrong_class_are_read_as_the_inputs_are_multiplied_with_them(make: Make) -> None:
+    made = make(NUMPY + WRONG)
+    case = fit(Case().sized(query_length=1, key_length=1), made.claims)
+    assert isinstance(case, Case)
+    problem = build(case, "float64").forward_only()
+    expected = solve(problem, made.claims.conventions).parts["output"].value
+    np.testing.assert_allclose(made.run(problem, "cpu").output, expected, rtol=1e-5)

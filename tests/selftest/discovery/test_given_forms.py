@@ -311,3 +311,17 @@ def test_a_row_that_padding_and_the_triangle_empty_gets_what_padding_gives(make:
     made = make(text_of({"inputs": "x, mask=None", "masked": f"s = s.masked_fill({hidden}, torch.finfo(s.dtype).min)"}))
     assert made.claims.premises.causal
     assert made.claims.conventions.empty_row_causal is EmptyRow.UNIFORM
+
+
+PAIRED = "hidden = None if mask is None else ~(mask[:, :, None] & (mask if y is x else context_mask)[:, None])[:, None]"
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_mask_that_is_read_next_to_another_alone_is_not_claimed(make: Make, read: bool) -> None:
+    inputs = {**context("context"), "inputs": "x, mask=None, context=None, context_mask=None"}
+    masked = f"{PAIRED}; s = s if hidden is None else s.masked_fill(hidden, torch.finfo(s.dtype).min)"
+    made = make(text_of({**inputs, "masked": masked if read else "pass"}))
+    assert Feature.CROSS in made.claims
+    assert ("context_mask has no effect" in made.about) == read
+    if read:
+        assert_conforms(made)

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.discovery.candidates import wrapped
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.explain.neighbours import neighbour
 from attention_conformance.tests.harness.explain.observation import observed
+from attention_conformance.tests.harness.judge.judge import Judge
 
 CORE = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH})
 CASES = (Case(), Case(seed=1).sized(key_length=11, d_k=8), Case(seed=2, score_std=4.0).sized(num_heads=2))
@@ -60,5 +62,41 @@ def first_half_alone(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def test_is_named(function: Callable[..., Tensor], name: str, dtype: str) -> None:
     implementation = Implementation("candidate", Claims(Scope.OP, CORE), torch_op(function))
     seen = [observed(implementation, case, dtype, ("output",), "cpu") for case in CASES]
+    found = neighbour(seen)
+    assert (found.name if found else "") == name
+
+
+def layer_of(mix: Callable[[Tensor, Tensor, Tensor], Tensor]) -> type[torch.nn.Module]:
+    """A class of modules with the function between their projections."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self, embed_dim: int, num_heads: int) -> None:
+            super().__init__()
+            self.num_heads = num_heads
+            self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+                torch.nn.Linear(embed_dim, embed_dim) for _ in range(4)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = (each(x) for each in (self.q_proj, self.k_proj, self.v_proj))
+            query, key, value = (each.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in made)
+            mixed: Tensor = self.out_proj(mix(query, key, value).transpose(1, 2).flatten(2))
+            return mixed
+
+    return Layer
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (linear, "linear attention, of the features elu(x) + 1"),
+        (differential, "differential attention"),
+        (wrongly_scaled, ""),
+    ],
+)
+def test_is_named_inside_a_module(function: Callable[..., Tensor], name: str) -> None:
+    made = wrapped("layer", layer_of(function), {}, "cpu")
+    cases = (each.as_self_attention().sized(num_heads=2, d_k=6, d_v=6) for each in CASES)
+    seen = [observed(made, case, "float32", ("output",), "cpu") for case in Judge(made, "float32", "cpu").cases(*cases)]
     found = neighbour(seen)
     assert (found.name if found else "") == name
