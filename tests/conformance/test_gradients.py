@@ -37,6 +37,7 @@ CLAUSES = table(
     row(
         "gradients.any-scale",
         *(Case(seed=n, scale=scale) for n, scale in ((73, 0.0), (74, -0.7))),
+        Case(seed=75, scale=-1.3, causal=True),
         parts=("gradients",),
         context="a scale of {case.scale:g}",
     ),

@@ -62,7 +62,8 @@ SCALED = {
         Scaled("llama3", 70, 64, 500000.0, 8.0, 8192),
     ),
     "rotary-tables.longrope": tuple(
-        Scaled("longrope", length, 16, 10000.0, 4.0, 32, SHORT, LONG) for length in (20, 32, 33, 90)
+        Scaled("longrope", length, 16, 10000.0, 4.0, original, SHORT, LONG)
+        for length, original in ((20, 32), (32, 32), (33, 32), (90, 32), (24, 24))
     ),
 }
 

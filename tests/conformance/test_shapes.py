@@ -38,9 +38,10 @@ ONE_OF_EACH_MASK = (
 )
 EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 513)
 SQUARES = (15, 16, 17, 33, 64, 65, 128, 129, 257)
-LONG = (1061, 4097, 8193)
-"""Sequences of which some rows are checked; all but the first one in the exhaustive tier."""
-MANY_KEYS = Case(score_std=4.0, seed=17).sized(batch=1, num_heads=1, query_length=131, key_length=2**17)
+LONG = (1061, 1025, 4097, 8193)
+"""Sequences of which some rows are checked; all but the first two in the exhaustive tier."""
+FEWEST = 2
+VERY_MANY_KEYS = Case(score_std=4.0, seed=17).sized(batch=1, num_heads=1, query_length=131, key_length=2**17)
 """Of its queries 64 are checked, in the exhaustive tier; the scores of all take 64 MiB in float32."""
 LARGE = (
     Sizes(batch=33, num_heads=2, query_length=2, key_length=3, d_k=2, d_v=2),
@@ -93,9 +94,14 @@ MODEL_WIDTHS = (64, 80, 96, 128, 192, 256)
 """Head widths of published models, for which kernels have code of their own; here with more keys than a tile has."""
 MODEL_HEADS = {8: 256, 12: 64, 16: 96, 32: 80, 40: 128}
 """Numbers of heads of published models, and their widths, which would make the matrices of a module large."""
-FAR_KEYS = replace(DECODING, scores=Scores.RISING).sized(num_heads=1, key_length=2**16 + 3, d_k=1, d_v=1)
+FAR_KEYS = tuple(
+    replace(DECODING, seed=n, scores=Scores.RISING).sized(num_heads=1, key_length=2**16 + n, d_k=1, d_v=1)
+    for n in (13, 1)
+)
 """The number of the key that weighs most takes more than 16 bits."""
-MANY_LAUNCHES = Case(seed=15).sized(batch=257, num_heads=256, query_length=1, key_length=2, d_k=1, d_v=1)
+MANY_LAUNCHES = tuple(
+    Case(seed=n).sized(batch=n, num_heads=256, query_length=1, key_length=2, d_k=1, d_v=1) for n in (257, 256)
+)
 """More heads of samples than the 65,535 blocks that a launch has along two of its axes."""
 WIDTHS = (1, 2, 3, 5, 7, 8, 15, 24, 33, 64, 65, 80, 96, 128, 129, 257)
 
@@ -113,6 +119,7 @@ CLAUSES = table(
     row(
         "shapes.head-width",
         *(Case(seed=d).sized(batch=1, num_heads=1, query_length=3, key_length=67, d_k=d, d_v=d) for d in MODEL_WIDTHS),
+        Case(seed=8, causal=True).sized(batch=1, num_heads=2, query_length=5, key_length=5, d_k=128, d_v=128),
         parts=("gradients",),
         context="the backward pass of {case.sizes.d_k} components",
         feature=Feature.GRADIENTS,
@@ -141,10 +148,10 @@ def test_tile_edges(judge: Judge) -> None:
     tail = (masked.sized(query_length=n, key_length=n) for n in (17, 33, 65, 129))
     for case in judge.cases(*long_keys, *long_both, *tail):
         judge.assert_conforms(case)
-    lengths = LONG if judge.tier.long else LONG[: judge.dtype == judge.dtypes[0]]
+    lengths = LONG if judge.tier.long else LONG[: FEWEST * (judge.dtype == judge.dtypes[0])]
     for case in judge.cases(*(square.sized(batch=1, num_heads=1, query_length=n, key_length=n) for n in lengths)):
         _assert_sampled_rows(judge, case)
-    for case in judge.cases(*([MANY_KEYS] if judge.tier.long and Feature.CROSS in judge.claims else [])):
+    for case in judge.cases(*([VERY_MANY_KEYS] if judge.tier.long and Feature.CROSS in judge.claims else [])):
         _assert_sampled_rows(judge, case)
 
 
@@ -174,9 +181,9 @@ def test_large(judge: Judge) -> None:
         if s.batch * s.num_heads * s.query_length * s.key_length <= MOST:
             judge.assert_conforms(case, *(_parts(judge, case) if widest else ()))
     judge.assert_all_conform(judge.cases(*_many_heads(judge.claims.scope)))
-    for case in judge.cases(*([MANY_LAUNCHES] if widest else [])):
+    for case in judge.cases(*(MANY_LAUNCHES if widest else [])):
         _assert_sampled_batch(judge, case)
-    decoding = [DECODING, *([FAR_KEYS] if widest else [])] if Feature.CROSS in judge.claims else []
+    decoding = [DECODING, *(FAR_KEYS if widest else [])] if Feature.CROSS in judge.claims else []
     judge.assert_all_conform(judge.cases(*decoding[1:]))
     for case in judge.cases(*decoding[:1]):
         judge.assert_conforms(case, *(_parts(judge, case) if widest else ()))

@@ -89,6 +89,15 @@ def upward(path: Path) -> Iterator[str]:
             yield room
 
 
+def assigned(source: str) -> Iterator[str]:
+    """The constants of a file."""
+    for node in ast.parse(source).body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
 def test_imports_run_only_downwards() -> None:
     for path in files():
         name = path.relative_to(ROOT).as_posix()
@@ -108,6 +117,12 @@ def test_no_import_is_relative() -> None:
 def test_no_file_is_long() -> None:
     long = {path.relative_to(ROOT).as_posix() for path in files() if path.read_bytes().count(b"\n") > LONGEST}
     assert not long
+
+
+def test_no_constant_is_given_two_values() -> None:
+    for path in files():
+        counts = Counter(assigned(path.read_text(encoding="utf-8")))
+        assert [name for name, count in counts.items() if count > 1] == [], path
 
 
 @pytest.mark.parametrize("room", ROOMS)
