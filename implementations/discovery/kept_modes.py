@@ -10,7 +10,6 @@ from attention_conformance.spec.cases import Layout
 from attention_conformance.spec.features import Feature
 
 STRIDED = tuple(replace(PLAIN, layout=layout) for layout in (Layout.TRANSPOSED, Layout.SLICED, Layout.OFFSET))
-FLAGGED = replace(PLAIN, causal=True)
 
 
 def promised_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, list[str]]:
@@ -55,7 +54,7 @@ def own_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, li
 
 def _any_error(check: ClaimCheck, run: Run) -> str:
     """What it raises in a plain call, with gradients, or with a mask; each where it is claimed."""
-    kinds = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED, Feature.CAUSAL: FLAGGED}
+    kinds = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
     cases = [PLAIN, *(case for feature, case in kinds.items() if feature in check.claims)]
     errors = [check.error_of(run, case) for case in cases]
     if Feature.GRADIENTS in check.claims:

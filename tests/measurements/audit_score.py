@@ -7,19 +7,22 @@ from dataclasses import dataclass
 
 import torch
 
-from attention_conformance.implementations.api.contract import FUNCTIONS, MODES, Implementation
+from attention_conformance.implementations.api.contract import FUNCTIONS, MODES, Implementation, Unsupported
+from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin.catalogue import BUILTIN, NAMED
 from attention_conformance.implementations.discovery.audit import all_findings, audit
 from attention_conformance.implementations.discovery.claims import convention, convention_topic, features
 from attention_conformance.implementations.discovery.findings import ABSENT, Facts, Finding
 from attention_conformance.implementations.discovery.probe_interface import PARAMETERS, find_subject
 from attention_conformance.implementations.discovery.probe_results import functions
+from attention_conformance.spec.cases import Case, MaskKind
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.cli.audit_command import ORACLE
 from attention_conformance.tests.measurements.audit_targets import TARGETS
 from attention_conformance.tests.measurements.pages import table, write_page
 
 DETECTED, UNDETERMINED, WRONG, KNOWN = "detected", "undetermined", "wrong", "known deviation"
+FLAG_AND_MASK = Case(causal=True, mask=MaskKind.BOOL)
 OUTCOMES = (DETECTED, UNDETERMINED, KNOWN, WRONG)
 BASIC = {Feature.CORE, Feature.HEADS, Feature.PROJECTIONS, Feature.ALTERNATIVES, Feature.LINEAR_MEMORY}
 CACHES = {Feature.CACHE, Feature.STATIC_CACHE, Feature.RING_CACHE}
@@ -103,6 +106,8 @@ def _convention(implementation: Implementation, key: str, claimed: str, facts: F
     if key == "bool-mask" or not answer:
         why = "the adapter converts masks, so that True may attend" if key == "bool-mask" else ""
         return Score(claim, claimed, UNDETERMINED, why or facts.evidence(convention_topic(key)) or "cannot be probed")
+    if key == "causal-with-mask" and isinstance(fit(FLAG_AND_MASK, implementation.claims), Unsupported):
+        return Score(claim, claimed, UNDETERMINED, "its claims exclude a mask beside the flag")
     within = key == "causal-with-mask" and claimed == "either"
     if answer == claimed or within:
         return Score(claim, claimed, DETECTED, answer)

@@ -49,8 +49,8 @@ def of(page: Path) -> str:
 
 
 def marks_of(page: Path) -> Sequence[pytest.MarkDecorator]:
-    """Benchmarks have tests of their own, and what contributors run are tests that run anyway."""
-    return [thorough] if page.stem in ("benchmarks", "contributing") else []
+    """Benchmarks and adapters have tests of their own, and what contributors run are tests that run anyway."""
+    return [thorough] if page.stem in ("adapter", "benchmarks", "contributing") else []
 
 
 COMMANDS = {page: [step.text for step in steps(page) if isinstance(step, Command)] for page in PAGES}
