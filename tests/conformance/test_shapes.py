@@ -95,12 +95,13 @@ MODEL_WIDTHS = (64, 80, 96, 128, 192, 256)
 MODEL_HEADS = {8: 256, 12: 64, 16: 96, 32: 80, 40: 128}
 """Numbers of heads of published models, and their widths, which would make the matrices of a module large."""
 FAR_KEYS = tuple(
-    replace(DECODING, seed=n, scores=Scores.RISING).sized(num_heads=1, key_length=2**16 + n, d_k=1, d_v=1)
-    for n in (13, 1)
+    replace(DECODING, seed=seed, scores=Scores.RISING).sized(num_heads=1, key_length=2**16 + beyond, d_k=1, d_v=1)
+    for seed, beyond in ((13, 3), (18, 1))
 )
 """The number of the key that weighs most takes more than 16 bits."""
 MANY_LAUNCHES = tuple(
-    Case(seed=n).sized(batch=n, num_heads=256, query_length=1, key_length=2, d_k=1, d_v=1) for n in (257, 256)
+    Case(seed=seed).sized(batch=batch, num_heads=256, query_length=1, key_length=2, d_k=1, d_v=1)
+    for seed, batch in ((15, 257), (19, 256))
 )
 """More heads of samples than the 65,535 blocks that a launch has along two of its axes."""
 WIDTHS = (1, 2, 3, 5, 7, 8, 15, 24, 33, 64, 65, 80, 96, 128, 129, 257)

@@ -13,6 +13,7 @@ from attention_conformance.tests.benchmarks.benchmark_run import KEY, Speed, run
 from attention_conformance.tests.benchmarks.html_page import UNUSABLE, main, page
 from attention_conformance.tests.selftest.benchmarks import benchmark_data
 from attention_conformance.tests.selftest.report.browser import Browser, Scheme, Visit, browser, pictured, visiting
+from attention_conformance.tests.selftest.thorough import by_turns
 
 __all__ = ["browser"]
 
@@ -40,11 +41,11 @@ def column(visit: Visit, number: int) -> list[str]:
     return [cell.get_attribute("data-value") or "" for cell in cells]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("look", by_turns([(360, "dark"), (360, "light"), (1280, "light"), (1280, "dark")], 2))
 def test_nothing_to_complain_of(
-    browser: Browser, file: Path, width: int, scheme: Scheme, pytestconfig: pytest.Config
+    browser: Browser, file: Path, look: tuple[int, Scheme], pytestconfig: pytest.Config
 ) -> None:
+    width, scheme = look
     with visiting(browser, file, width, scheme, READY) as visit:
         pictured(visit, pytestconfig, f"bench-{width}-{scheme}")
         assert visit.complaints() == []
@@ -52,7 +53,7 @@ def test_nothing_to_complain_of(
             assert visit.page.locator(f"#{name} svg path").count() > 10
 
 
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("width", by_turns([360, 1280], 2))
 def test_a_run_with_almost_nothing(browser: Browser, tmp_path: Path, width: int) -> None:
     path = tmp_path / "empty.html"
     run = benchmark_data.invented(complete=False)

@@ -186,6 +186,7 @@ def test_without_a_report_the_first_failure_shows_all(sessions: Sessions, tmp_pa
     assert alone(tmp_path / "script.py", tmp_path).returncode == 1
 
 
+@thorough
 def test_two_processes_explain_as_one(sessions: Sessions, tmp_path: Path) -> None:
     chosen = ("--candidate", f"{sessions.file}:halved", "--clause", "causal.*", "--dtype", "float64")
     sessions.run(*chosen, "--report", str(tmp_path / "one"))
