@@ -110,7 +110,7 @@ def _convention(implementation: Implementation, key: str, claimed: str, facts: F
         why = "the adapter converts masks, so that True may attend" if key == "bool-mask" else ""
         return Score(claim, claimed, UNDETERMINED, why or facts.evidence(convention_topic(key)) or "cannot be probed")
     if key == "causal-with-mask" and isinstance(fit(FLAG_AND_MASK, implementation.claims), Unsupported):
-        return Score(claim, claimed, UNDETERMINED, "its claims exclude a mask beside the flag")
+        return Score(claim, claimed, UNDETERMINED, "its claims exclude a mask together with the flag")
     within = key == "causal-with-mask" and claimed == "either"
     if answer == claimed or within:
         return Score(claim, claimed, DETECTED, answer)
