@@ -1,6 +1,7 @@
 """Imported vectors: cases of others with their own answers, which right answers hold on and wrong ones do not."""
 
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,7 @@ def test_onnx_is_named_where_it_is_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def absent(name: str) -> str:
-        raise imported_vectors.PackageNotFoundError(name)
+        raise PackageNotFoundError(name)
 
     monkeypatch.setattr(imported_vectors, "version", absent)
     assert main.main(["vectors", "import", str(tmp_path / "onnx")]) == ExitStatus.UNUSABLE
