@@ -68,7 +68,7 @@ def _pattern(case: Case, shape: tuple[int, int, int, int], rng: np.random.Genera
             return np.broadcast_to(keys <= queries, shape).copy()
         case Pattern.RULES:
             slices = np.arange(shape[0])[:, None] + np.arange(shape[1])
-            return np.array(_rules(shape[2], shape[3]))[(slices + case.seed) % 4]
+            return np.asarray(np.array(_rules(shape[2], shape[3]))[(slices + case.seed) % 4])
         case Pattern.EMPTY_ROW:
             keep = _random(case, shape, rng)
             keep[..., min(1, shape[2] - 1), :] = False
