@@ -113,6 +113,8 @@ class Pattern(StrEnum):
     """The first keys; how many differs from sample to sample and from head to head (a float mask: else zeros)."""
     TRIANGLE = "triangle"
     """The keys up to the number of the query (a float mask: else zeros)."""
+    RULES = "rules"
+    """What models write out, by seed, sample and head: a prefix, blocks, chunks, a tree (a float mask: else zeros)."""
     EMPTY_ROW = "empty-row"
     """RANDOM, and query 1 of every head and sample may see nothing."""
     EMPTY_IN_ONE = "empty-in-one"

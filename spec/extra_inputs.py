@@ -135,8 +135,17 @@ def _tables(case: Case, others: Mapping[str, Array]) -> dict[str, Array]:
     rng = np.random.default_rng([case.seed, s.num_heads, 5])
     angles, sizes = rng.uniform(-np.pi, np.pi, (*rows, half)), rng.uniform(0.7, 1.3, (*rows, half))
     tables = {"rotary_cos": sizes * np.cos(angles), "rotary_sin": sizes * np.sin(angles)}
-    wide = {RotaryTables.DOUBLED: lambda t: np.tile(t, 2), RotaryTables.REPEATED: lambda t: np.repeat(t, 2, -1)}
-    return {name: wide.get(kind, np.asarray)(table) for name, table in tables.items()}
+    return {name: table_of(half, kind) for name, half in tables.items()}
+
+
+def table_of(half: Array, kind: RotaryTables) -> Array:
+    """A table of this kind whose rows have a number for each pair in this one."""
+    match kind:
+        case RotaryTables.DOUBLED:
+            return np.tile(half, 2)
+        case RotaryTables.REPEATED:
+            return np.repeat(half, 2, -1)
+    return half
 
 
 def _starts(case: Case) -> dict[str, Array]:

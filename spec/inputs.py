@@ -76,6 +76,8 @@ def _at_op_level(case: Case, rng: np.random.Generator, narrow: bool) -> Problem:
         key, value = coded(key, extras["key_scale"], kind), coded(value, extras["value_scale"], kind)
     if case.extension.latent:
         key = value = latent_rows(case)
+    if case.layout is Layout.BROADCAST:
+        key[:], value[:] = key[:1], value[:1]
     return Problem(
         scope=Scope.OP,
         query=query,
@@ -134,7 +136,7 @@ def _heads(
     query, key = _scored(case, rng, query, key, unseen, narrow)
     if case.poison is not Poison.NONE:
         key[unseen], value[unseen] = _poison(case, narrow)
-    shared = s.key_length if case.layout is Layout.BROADCAST else shared_keys(case)
+    shared = shared_keys(case)
     key[:, :, :shared], value[:, :, :shared] = key[:1, :, :shared], value[:1, :, :shared]
     return query, key, value
 

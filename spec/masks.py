@@ -10,7 +10,7 @@ from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern
 Booleans: TypeAlias = NDArray[np.bool_]
 Mask = TypeVar("Mask", np.bool_, np.float64)
 
-ZEROS = (Pattern.ALL, Pattern.PREFIX, Pattern.TRIANGLE)
+ZEROS = (Pattern.ALL, Pattern.PREFIX, Pattern.TRIANGLE, Pattern.RULES)
 """Patterns that a float mask leaves as it is: what is not masked gets nothing added."""
 VISIBLE = 0.6
 """The fraction of keys that a random mask leaves."""
@@ -66,6 +66,9 @@ def _pattern(case: Case, shape: tuple[int, int, int, int], rng: np.random.Genera
             return np.broadcast_to(keys < lengths[..., None, None], shape).copy()
         case Pattern.TRIANGLE:
             return np.broadcast_to(keys <= queries, shape).copy()
+        case Pattern.RULES:
+            slices = np.arange(shape[0])[:, None] + np.arange(shape[1])
+            return np.asarray(np.array(_rules(shape[2], shape[3]))[(slices + case.seed) % 4])
         case Pattern.EMPTY_ROW:
             keep = _random(case, shape, rng)
             keep[..., min(1, shape[2] - 1), :] = False
@@ -76,6 +79,21 @@ def _pattern(case: Case, shape: tuple[int, int, int, int], rng: np.random.Genera
             return keep
         case Pattern.RANDOM:
             return _random(case, shape, rng)
+
+
+def _rules(query_length: int, key_length: int) -> list[Booleans]:
+    """(Lq, Lk) each: a prefix that all see or blocks, and earlier keys; chunks; a tree of drafts behind a context.
+
+    The parent of draft n is draft (n - 1) // 2; it sees its ancestors, itself and the context.
+    """
+    queries, keys = np.arange(query_length)[:, None], np.arange(key_length)
+    earlier, last = keys <= queries, np.minimum(queries, key_length - 1)
+    context = max(key_length - query_length, 0)
+    tree = keys < context
+    for ancestor in (2 ** np.arange(query_length.bit_length() + 1))[:, None, None]:
+        tree = tree | ((queries + 1) // ancestor - 1 == keys - context) & (keys >= context)
+    chunks = (keys // 3 == last // 3) & earlier
+    return [earlier | (keys < 3), earlier | (keys // 3 == last // 3), chunks, tree]
 
 
 def _random(case: Case, shape: tuple[int, int, int, int], rng: np.random.Generator) -> Booleans:

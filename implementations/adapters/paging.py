@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.optional import optional
 
@@ -27,9 +28,11 @@ class TakenPages:
 
     multiple: int = 1
 
-    def __call__(self, case: Case) -> Case:
+    def __call__(self, case: Case) -> Case | Unsupported:
         """With as many pages as before, which may hold more."""
         case, size = lengths_of_samples(case), case.extension.page_size
+        if size and case.extension.has_lengths:
+            return Unsupported("has pages for each sample, and none for a document of one")
         taken = -(-size // self.multiple) * self.multiple
         if taken == size:
             return case

@@ -142,7 +142,7 @@ def mask_and_flag_together(query: Tensor, key: Tensor, value: Tensor, **options:
 
 
 @breaks("causal.with-mask", conventions=FLAG_ALONE, holds=("causal.square", "masks.float", "causal.with-padding"))
-def floats_beside_a_flag_alone(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+def float_masks_added_to_a_flag_alone(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask = options.get("attn_mask")
     added = mask is not None and mask.dtype is not torch.bool
     return Steps()(query, key, value, **(options if added else omitting("attn_mask", options, "is_causal")))

@@ -161,6 +161,22 @@ def triangle_in_a_mask_moved_to_the_corner(scores: Tensor, mask: Tensor) -> Tens
     return correct.add_mask(scores, mask)
 
 
+@breaks("masks.rules", step="add_mask", holds=("masks.bool", "masks.triangle"))
+def prefix_in_a_mask_taken_for_a_triangle(scores: Tensor, mask: Tensor) -> Tensor:
+    earlier = torch.ones_like(mask).tril()
+    if mask.dtype is torch.bool and mask.shape[-1] > 1 and not mask[..., 0, -1].any() and (mask | ~earlier).all():
+        mask = earlier
+    return correct.add_mask(scores, mask)
+
+
+@breaks("masks.rules", step="add_mask", holds=("masks.bool", "masks.triangle"), severity=LEAK)
+def tree_in_a_mask_taken_for_a_triangle(scores: Tensor, mask: Tensor) -> Tensor:
+    earlier = torch.ones_like(mask).tril()
+    if mask.dtype is torch.bool and mask[..., 0].all() and mask.diagonal(0, -2, -1).all() and (earlier | ~mask).all():
+        mask = earlier
+    return correct.add_mask(scores, mask)
+
+
 @breaks("shapes.meetings", holds=("causal.square", "gradients.single-input"), severity=LEAK)
 def flag_forgotten_where_keys_are_frozen(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if query.requires_grad and not key.requires_grad:

@@ -23,7 +23,7 @@ from attention_conformance.implementations.discovery import (
 )
 from attention_conformance.implementations.discovery.adapter import Adapter, find_adapter
 from attention_conformance.implementations.discovery.adapter_text import adapter_text
-from attention_conformance.implementations.discovery.extra_options import EXTRA_OPTIONS
+from attention_conformance.implementations.discovery.extra_options import EXTRA_OPTIONS, UNSEEN
 from attention_conformance.implementations.discovery.findings import (
     ABSENT,
     ALWAYS,
@@ -59,7 +59,7 @@ PROBES: Mapping[str, Probe] = {
     "dropout": probe_results.dropout,
     "gradients": probe_results.gradients,
     "softmax-precision": probe_scores.precision,
-    **{str(option.feature): probe_options.probe_of(option) for option in EXTRA_OPTIONS},
+    **{str(option.feature): probe_options.probe_of(option) for option in EXTRA_OPTIONS if option.feature not in UNSEEN},
     "softcap order": probe_options.softcap_order,
     "empty-row-causal": probe_options.row_beyond_window,
     "containment": probe_results.containment,

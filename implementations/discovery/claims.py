@@ -33,8 +33,8 @@ def premises(facts: Facts) -> Premises:
 
 
 def convention_topic(key: str) -> str:
-    """The topic of the findings on a convention; `bool-mask` is the name of a feature, too."""
-    return "mask polarity" if key == "bool-mask" else key
+    """The topic of the findings on a convention; a few have the name of a feature, too."""
+    return {"bool-mask": "mask polarity", "rotary-tables": "rows of the tables"}.get(key, key)
 
 
 def convention(key: str, facts: Facts) -> str:

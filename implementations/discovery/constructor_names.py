@@ -181,7 +181,7 @@ class Settings:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") and name not in USUAL:
-            raise AttributeError(name)  # a copy is asked for before it has anything
+            raise AttributeError(name)  # copy and pickle look for methods before there is an attribute
         if name in NESTED:
             return self
         if name in USUAL:

@@ -7,7 +7,8 @@ import numpy as np
 from attention_conformance.implementations.discovery.findings import OFFERED
 from attention_conformance.spec.case_options import CASE_OPTIONS, CaseOption
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.spec.features import Extension, Feature, QkNorm
+from attention_conformance.spec.extra_inputs import table_of
+from attention_conformance.spec.features import Extension, Feature, QkNorm, RotaryTables
 from attention_conformance.spec.problem import Array
 
 DROPOUT = Extension(dropout=0.5, dropout_seed=1)
@@ -16,14 +17,17 @@ EXTRA_OPTIONS = tuple(option for option in CASE_OPTIONS if option.feature not in
 """Those that one more argument of query, key and value shows."""
 CAUSAL_ONLY = (Feature.QUERY_START, Feature.QUERY_STARTS)
 """What shows under the causal flag."""
+UNSEEN = (Feature.KEY_SPLITS, Feature.PAGED)
+"""How keys are stored or divided, which changes no answer: none shows whether the option is taken or ignored."""
 
 
 def meanings(option: CaseOption) -> Mapping[str, Conventions]:
     """The conventions under which the reference gives the known answers, by the names of these answers."""
-    if not option.convention:
+    options = (option, *(each for each in EXTRA_OPTIONS if each.used(option.presumed)))
+    if not (convention := next((each.convention for each in options if each.convention), "")):
         return {OFFERED: Conventions()}
-    values = type(getattr(Conventions(), option.convention))
-    return {str(value): Conventions().claiming({option.convention.replace("_", "-"): value}) for value in values}
+    values = type(getattr(Conventions(), convention))
+    return {str(value): Conventions().claiming({convention.replace("_", "-"): value}) for value in values}
 
 
 def drawn(heads: int, *shape: int) -> Array:
@@ -36,7 +40,9 @@ def extra_arrays(option: CaseOption, heads: int, keys: int, width: int) -> Mappi
     if option.example.qk_norm is not QkNorm.NONE:
         return {"query_norm": drawn(width)[::-1].copy(), "key_norm": drawn(width)}
     if option.feature is Feature.ROTARY_TABLES:
-        return {"rotary_cos": drawn(keys, width // 2), "rotary_sin": -drawn(keys, width // 2)[::-1]}
+        rows = (keys,) if option.example.rotary_tables is RotaryTables.POSITIONS else (2, keys)
+        halves = {"rotary_cos": drawn(*rows, width // 2), "rotary_sin": -drawn(*rows, width // 2)[..., ::-1, :]}
+        return {name: table_of(half, option.example.rotary_tables) for name, half in halves.items()}
     if option.feature is Feature.OUTPUT_GATES:
         return {"gate_logits": drawn(2, heads, keys, 1)}
     if option.feature is Feature.SEGMENTS:
@@ -54,7 +60,9 @@ def extra_arrays(option: CaseOption, heads: int, keys: int, width: int) -> Mappi
     if option.feature is Feature.POSITION_IDS:
         ids = np.cumsum([[1 + (sample + at) % 2 for at in range(keys)] for sample in range(2)], -1)
         return {"query_positions": ids, "key_positions": ids.copy()}
-    if option.draw is None:
-        return {}
-    shape = option.draw(np.random.default_rng(), heads, option.example).shape
-    return {name: drawn(*shape) for name in option.keywords}
+    return {
+        name: drawn(*each.draw(np.random.default_rng(), heads, option.example).shape)
+        for each in (option, *(other for other in EXTRA_OPTIONS if other.used(option.presumed)))
+        if each.draw is not None
+        for name in each.keywords
+    }

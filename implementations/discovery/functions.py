@@ -240,7 +240,8 @@ def _implementation(
 ) -> Implementation:
     assert isinstance(check.function, RenamedCall)
     positions, names = tuple(e.position for e in extras), tuple(e.name for e in extras)
-    make = partial(kind.maker, extras=names, polarity=claims.conventions.bool_mask)
+    how: dict[str, Any] = {"extras": names, "polarity": claims.conventions.bool_mask}
+    make = partial(kind.maker, **how)
     chosen = Chosen(check.function, positions)
     alternatives = {"with its defaults spelled out": make(Chosen(check.function.with_defaults(), positions))}
     alternatives |= {alternative: make(chosen, **keywords) for alternative, keywords in kind.alternatives.items()}
@@ -249,18 +250,13 @@ def _implementation(
         alternatives["without its log-sum-exp"] = make(Chosen(alone), extras=())
     claims = replace(claims, features=claims.features.union(EXTRA_FEATURES[extra] for extra in names))
     made = Implementation(name, claims, make(chosen), about, alternatives=alternatives)
-    return (
-        _with_modes(made, replace(check, claims=claims), partial(kind.modes, chosen, extras=names))
-        if kind.modes
-        else made
-    )
+    return _with_modes(made, check, partial(kind.modes, chosen, **how)) if kind.modes else made
 
 
 def _with_modes(made: Implementation, check: ClaimCheck, modes: Callable[..., Modes]) -> Implementation:
-    from attention_conformance.implementations.discovery.kept_modes import function_modes
+    from attention_conformance.implementations.discovery.kept_modes import function_modes  # imports torch
 
-    modes = partial(modes, polarity=check.claims.conventions.bool_mask)
-    runs = function_modes(modes, check)
+    runs = function_modes(modes, replace(check, claims=made.claims))
     return replace(made, claims=replace(made.claims, features=made.claims.features | set(runs)), modes=runs)
 
 

@@ -24,7 +24,7 @@ def promised_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Mode
 
 
 def function_modes(modes: Callable[..., Modes], check: ClaimCheck) -> Modes:
-    """Autocast and vmap, if nothing raises in them: no function promises these, so that no note tells of an error.
+    """Autocast and vmap, if nothing raises in them: no function promises these, so that there is no note on an error.
 
     Args:
         modes: `op_modes` of the function, without those that are wanted.

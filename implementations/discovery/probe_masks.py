@@ -215,7 +215,24 @@ def causal(subject: Subject, facts: Facts) -> Iterator[Finding]:
     yield finding
     if finding.answer != ABSENT:
         tied = Finding.undetermined("causal-alignment", "Lq is always Lk")
-        yield tied if subject.self_attention else _alignment(subject, flag=finding.answer != ALWAYS)
+        flag = finding.answer != ALWAYS
+        corner = tied if subject.self_attention else _alignment(subject, flag)
+        lengths = facts.answer("valid-lens") == OFFERED and corner.answer == Alignment.BOTTOM_RIGHT
+        yield _end_of_lengths(subject, corner, flag) if lengths else corner
+
+
+def _end_of_lengths(subject: Subject, corner: Finding, flag: bool) -> Finding:
+    """Whether the last query stands at the last key, or at the last real key of its sample."""
+    queries, counts = 3, np.array([4, KEYS])
+    observed = subject.weights(Setup(query_length=queries, key_length=KEYS).given(causal=flag, valid_lens=counts))
+    real = np.arange(KEYS) < counts[:, None, None]
+    patterns = {
+        Alignment.BOTTOM_RIGHT: triangle(queries, KEYS, Alignment.BOTTOM_RIGHT) & real,
+        Alignment.BOTTOM_RIGHT_REAL: np.stack([np.tri(queries, KEYS, n - queries, dtype=np.bool_) for n in counts]),
+    }
+    shown = [str(name) for name, pattern in patterns.items() if observed.shows(pattern[:, None])]
+    evidence = f"sample 0: {counts[0]} keys are real; query 0 used keys {observed.keys_of((0, 0, 0))}"
+    return Finding(corner.topic, shown[0], f"{corner.evidence}; {evidence}") if shown else corner
 
 
 def _alignment(subject: Subject, flag: bool) -> Finding:
@@ -293,7 +310,7 @@ def empty_rows(subject: Subject, facts: Facts) -> Iterator[Finding]:
         yield empty_row(
             subject, f"empty-row-{kind}", setup, (1, slice(None)) if kind == "padding" else (slice(None), 1)
         )
-    if facts.answer("causal-alignment") == "bottom-right":
+    if facts.answer("causal-alignment") in (Alignment.BOTTOM_RIGHT, Alignment.BOTTOM_RIGHT_REAL):
         setup = Setup(query_length=5, key_length=3).given(causal=True)
         yield empty_row(subject, "empty-row-causal", setup, (slice(None), 0))
 

@@ -1,10 +1,11 @@
 """Probes of extra options: windows, caps, positions, sinks and documents, each compared with the known answers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
+from attention_conformance.implementations.discovery.claims import convention_topic
 from attention_conformance.implementations.discovery.extra_options import (
     CAUSAL_ONLY,
     EXTRA_OPTIONS,
@@ -17,9 +18,16 @@ from attention_conformance.implementations.discovery.probe import KEYS, Floats, 
 from attention_conformance.implementations.discovery.probe_masks import empty_row
 from attention_conformance.implementations.discovery.probe_scores import key_products
 from attention_conformance.spec.case_options import CaseOption
-from attention_conformance.spec.features import Extension, Feature, Packing, Scope
+from attention_conformance.spec.conventions import TableForm
+from attention_conformance.spec.features import Extension, Feature, Packing, RotaryTables, Scope
 from attention_conformance.spec.problem import Problem
 
+TABLES = {
+    RotaryTables.POSITIONS: TableForm.POSITIONS,
+    RotaryTables.TOKENS: TableForm.TOKENS,
+    RotaryTables.DOUBLED: TableForm.DOUBLED,
+    RotaryTables.REPEATED: TableForm.DOUBLED,
+}
 SHOWN_IN_WEIGHTS = (Feature.WINDOW, Feature.SEGMENTS, Feature.CUMULATIVE_LENGTHS)
 
 
@@ -33,9 +41,17 @@ def probe_of(option: CaseOption) -> Callable[[Subject, Facts], Iterator[Finding]
     return probe
 
 
-def problem_with(subject: Subject, option: CaseOption) -> Problem:
+def examples(option: CaseOption) -> Mapping[str, Extension]:
+    """What shows an option, by the form of its arrays where there are several."""
+    if option.feature is not Feature.ROTARY_TABLES:
+        return {"": option.example}
+    return {str(rows): replace(option.example, rotary_tables=rows) for rows in TABLES}
+
+
+def problem_with(subject: Subject, option: CaseOption, form: str = "") -> Problem:
     """The problem that uses an option."""
-    extension = option.example
+    extension = examples(option).get(form, option.example)
+    option = replace(option, example=extension)
     setup = Setup(
         query_length=5 if option.feature in CAUSAL_ONLY else KEYS,
         batch=1 if extension.packing is Packing.LENGTHS else 2,
@@ -57,14 +73,24 @@ def _width(problem: Problem) -> int:
 
 
 def _findings(subject: Subject, option: CaseOption) -> Iterator[Finding]:
+    found = {form: list(_of_form(subject, option, form)) for form in examples(option)}
+    right = next((form for form, each in found.items() if each[0].answer == OFFERED), next(iter(found)))
+    yield from found[right]
+    if right and found[right][0].answer == OFFERED:
+        yield Finding(convention_topic(str(option.feature)), TABLES[RotaryTables(right)], found[right][0].evidence)
+
+
+def _of_form(subject: Subject, option: CaseOption, form: str) -> Iterator[Finding]:
     topic = str(option.feature)
-    problem = problem_with(subject, option)
+    problem = problem_with(subject, option, form)
     reply = subject.reply(problem)
     if reply.error:
         yield Finding.refused(topic, reply.error)
         return
     parameters = {n: a for n, a in problem.parameters.items() if not n.startswith("bias_")}
-    without = replace(problem, extension=option.presumed, extras={}, parameters=parameters)
+    kept = {name for each in EXTRA_OPTIONS if each.used(option.presumed) for name in each.keywords}
+    extras = {name: array for name, array in problem.extras.items() if name in kept}
+    without = replace(problem, extension=option.presumed, extras=extras, parameters=parameters)
     if subject.near(reply.output, subject.reply(without).output):
         yield Finding.ignored(topic)
         return

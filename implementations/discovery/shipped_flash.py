@@ -254,6 +254,7 @@ FLASH = (
         cached,  # keys and values are a cache, and there are no new ones
         OPTIONS | PAGES,
         SETTINGS | REAL,
+        lacks=frozenset({Feature.GRADIENTS, Feature.MASK_GRADIENT}),  # its documentation has no backward pass
         spellings=TABLES,
         seen_fit=taken_pages,
         start=feeding,

@@ -73,8 +73,8 @@ class MergedCall:
         scores, rows = _scores(query, key, options), _wide(value)
         lengths = options.get("split_lengths")
         keys = key.shape[2]
-        each = [(keys + 1) // 2, keys // 2] if lengths is None else [int(number) for number in lengths]
-        each = each if len(each) > 1 else [*each, 0]  # one state alone would never reach the function
+        each = [keys] if lengths is None else [int(number) for number in lengths]
+        each = each if len(each) > 1 else [*each, 0]  # one alone would never reach it; bounds count no other split
         ends = np.cumsum(each)[:-1]
         parts = zip(np.split(scores, ends, -1), np.split(rows, ends, -2), strict=True)
         output, logs = self.merge(shipped.function, [self._state(query, *part) for part in parts])

@@ -65,6 +65,7 @@ class VectorSet:
         largest: see `within`.
         names: of the files, without suffix.
         versions: of what wrote them, by name.
+        source: whose cases they are, with expected answers of their own; empty: problems of this suite.
     """
 
     claims: Mapping[str, Any]
@@ -72,6 +73,7 @@ class VectorSet:
     largest: int
     names: frozenset[str]
     versions: Mapping[str, str]
+    source: str
 
     @classmethod
     def of(cls, folder: Path) -> VectorSet:
@@ -86,7 +88,8 @@ class VectorSet:
             if given.get("format") != FORMAT:
                 raise VectorError(f"{file} is of format {given.get('format')!r}, not {FORMAT!r}")
             names = frozenset(each["name"] for each in given["vectors"])
-            return cls(given["claims"], tuple(given["clauses"]), given["largest"], names, given["versions"])
+            clauses, source = tuple(given["clauses"]), given.get("source", "")
+            return cls(given["claims"], clauses, given["largest"], names, given["versions"], source)
         except OSError as error:
             raise VectorError(f"{file} cannot be read ({error.strerror}): write vectors into {folder} first") from None
         except (TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:

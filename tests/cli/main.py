@@ -181,12 +181,12 @@ def _bench(given: argparse.Namespace, rest: list[str]) -> int:
 
 def _vectors(given: argparse.Namespace, rest: list[str]) -> int:
     with launch.alone():
-        from attention_conformance.tests.cli.vectors_command import answers_command, write
+        from attention_conformance.tests.cli.vectors_command import answers_command, import_cases, write
 
-        if given.action == "write":
-            return write(given)
+        if given.action != "judge":
+            return write(given) if given.action == "write" else import_cases(given)
         command = answers_command(given)
-    return launch.judge([*command, *_passed(given, VECTOR_OPTIONS), *rest]) if command else ExitStatus.UNUSABLE
+    return command if isinstance(command, int) else launch.judge([*command, *_passed(given, VECTOR_OPTIONS), *rest])
 
 
 def _report_diff(given: argparse.Namespace, rest: list[str]) -> int:
@@ -220,7 +220,10 @@ BENCH_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 }
 VECTOR_OPTIONS = ("--report",)
 VECTOR_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
-    "action": {"choices": ("write", "judge"), "help": "write vectors, or judge answers to them"},
+    "action": {
+        "choices": ("write", "import", "judge"),
+        "help": "write vectors, import the node cases of ONNX Attention as such, or judge answers",
+    },
     "folder": {"metavar": "VECTORS", "type": Path, "help": "the folder of the vectors"},
     "answers": {"metavar": "ANSWERS", "type": Path, "nargs": "?", "help": "judge: the folder of the answers"},
     "--feature": {"action": "append", "default": [], "metavar": "NAME", "help": "write: an option that is supported"},
@@ -229,7 +232,7 @@ VECTOR_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
         "action": "append",
         "default": [],
         "metavar": "NAME",
-        "help": "write: in it (default: float32)",
+        "help": "write, import: in it (default: float32)",
     },
     "--convention": {"action": "append", "default": [], "metavar": "KEY=VALUE", "help": "write: as for check"},
     "--largest": {"type": int, "metavar": "N", "help": "write: no array has more elements (default: 4096)"},

@@ -32,15 +32,32 @@ def write(given: Namespace) -> int:
     return ExitStatus.CONFORMS
 
 
-def answers_command(given: Namespace) -> list[str]:
-    """The options with which the answers are judged; empty after a message where they cannot be."""
+def import_cases(given: Namespace) -> int:
+    """Writes the cases of others, and returns the exit status."""
+    from attention_conformance.tests.harness.run.imported_vectors import write_onnx
+
+    try:
+        count = write_onnx(given.folder, _dtypes(given.dtype))
+    except (VectorError, OSError) as error:
+        return _refused(str(error))
+    print(f"written: {count} node cases of ONNX Attention, with the answers that ONNX expects, in {given.folder}")
+    return ExitStatus.CONFORMS
+
+
+def answers_command(given: Namespace) -> list[str] | int:
+    """The options with which the answers are judged; the exit status where they are judged already, or cannot be."""
     try:
         if given.answers is None or not given.answers.is_dir():
             raise VectorError(f"ANSWERS is {given.answers}: give the folder of the answers, a file for each problem")
         vectors = VectorSet.of(given.folder)
     except VectorError as error:
-        _refused(str(error))
-        return []
+        return _refused(str(error))
+    if vectors.source:
+        from attention_conformance.tests.harness.run.imported_vectors import judge_imported
+
+        status, lines = judge_imported(vectors, given.folder, given.answers)
+        print("\n".join(lines))
+        return status
     folders = (str(folder.resolve()) for folder in (given.folder, given.answers))
     command = shlex.join([*module_command(MODULE), *folders])
     return [f"--command={command}", *(f"--clause={clause}" for clause in vectors.clauses), "--first-screen"]

@@ -31,6 +31,7 @@ SINGLE_LOW = replace(BY_KEY, pattern=Pattern.SINGLE_KEY, scores=Scores.VERY_NEGA
 PREFIX = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, pattern=Pattern.PREFIX).sized(batch=3, key_length=9)
 PREFIX_SHAPES = (MaskShape.KEYS, MaskShape.SAMPLE, MaskShape.EACH_KEYS)
 TRIANGLE = Case(seed=15, mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED, pattern=Pattern.TRIANGLE)
+RULES = replace(TRIANGLE, seed=0, pattern=Pattern.RULES).sized(query_length=7, key_length=7)
 PADDED_LOW = Case(padding=Padding.RIGHT, scores=Scores.VERY_NEGATIVE)
 
 
@@ -83,6 +84,13 @@ CLAUSES = table(
         *(TRIANGLE.sized(query_length=n, key_length=7) for n in (4, 7, 9)),
         *(replace(TRIANGLE, mask=MaskKind.INFINITE, seed=16).sized(query_length=n, key_length=7) for n in (5, 7)),
         context="the mask leaves each query the keys up to its own number",
+    ),
+    row(
+        "masks.rules",
+        *(replace(RULES, seed=seed) for seed in range(4)),
+        replace(RULES, mask_shape=MaskShape.SAMPLE).sized(batch=4, query_length=5, key_length=8),
+        replace(RULES, mask=MaskKind.INFINITE),
+        context="the mask has a rule of a model written out",
     ),
     row(
         "masks.neutral",

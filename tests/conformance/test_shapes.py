@@ -38,9 +38,10 @@ ONE_OF_EACH_MASK = (
 )
 EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 513)
 SQUARES = (15, 16, 17, 33, 64, 65, 128, 129, 257)
-LONG = (1061, 1097, 4097, 8193)
-"""Sequences of which some rows are checked; all but the first two in the exhaustive tier."""
-FEWEST = 2
+LONG = (1061, 1097)
+"""Sequences of which some rows are checked."""
+VERY_LONG = (4097, 8193)
+"""The same in the exhaustive tier."""
 VERY_MANY_KEYS = Case(score_std=4.0, seed=17).sized(batch=1, num_heads=1, query_length=131, key_length=2**17)
 """Of its queries 64 are checked, in the exhaustive tier; the scores of all take 64 MiB in float32."""
 LARGE = (
@@ -149,7 +150,8 @@ def test_tile_edges(judge: Judge) -> None:
     tail = (masked.sized(query_length=n, key_length=n) for n in (17, 33, 65, 129))
     for case in judge.cases(*long_keys, *long_both, *tail):
         judge.assert_conforms(case)
-    lengths = LONG if judge.tier.long else LONG[: FEWEST * (judge.dtype == judge.dtypes[0])]
+    widest = judge.dtype == judge.dtypes[0]
+    lengths = (*LONG, *VERY_LONG) if judge.tier.long else LONG if widest else ()
     for case in judge.cases(*(square.sized(batch=1, num_heads=1, query_length=n, key_length=n) for n in lengths)):
         _assert_sampled_rows(judge, case)
     for case in judge.cases(*([VERY_MANY_KEYS] if judge.tier.long and Feature.CROSS in judge.claims else [])):

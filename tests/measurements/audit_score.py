@@ -12,6 +12,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin.catalogue import BUILTIN, NAMED
 from attention_conformance.implementations.discovery.audit import all_findings, audit
 from attention_conformance.implementations.discovery.claims import convention, convention_topic, features
+from attention_conformance.implementations.discovery.extra_options import UNSEEN
 from attention_conformance.implementations.discovery.findings import ABSENT, Facts, Finding
 from attention_conformance.implementations.discovery.probe_interface import PARAMETERS, find_subject
 from attention_conformance.implementations.discovery.probe_results import functions
@@ -26,7 +27,9 @@ FLAG_AND_MASK = Case(causal=True, mask=MaskKind.BOOL)
 OUTCOMES = (DETECTED, UNDETERMINED, KNOWN, WRONG)
 BASIC = {Feature.CORE, Feature.HEADS, Feature.PROJECTIONS, Feature.ALTERNATIVES, Feature.LINEAR_MEMORY}
 CACHES = {Feature.CACHE, Feature.STATIC_CACHE, Feature.RING_CACHE}
-UNPROBED = frozenset({*MODES, *FUNCTIONS.values(), *PARAMETERS, *BASIC, *CACHES, Feature.LATENT, Feature.CACHE_ROWS})
+UNPROBED = frozenset(
+    {*MODES, *FUNCTIONS.values(), *PARAMETERS, *BASIC, *CACHES, *UNSEEN, Feature.LATENT, Feature.CACHE_ROWS}
+)
 """Features that have no probe of their own."""
 NEEDS: Mapping[str, tuple[set[Feature], ...]] = {
     "bool-mask": ({Feature.BOOL_MASK},),
@@ -107,7 +110,7 @@ def _convention(implementation: Implementation, key: str, claimed: str, facts: F
         why = "the adapter converts masks, so that True may attend" if key == "bool-mask" else ""
         return Score(claim, claimed, UNDETERMINED, why or facts.evidence(convention_topic(key)) or "cannot be probed")
     if key == "causal-with-mask" and isinstance(fit(FLAG_AND_MASK, implementation.claims), Unsupported):
-        return Score(claim, claimed, UNDETERMINED, "its claims exclude a mask beside the flag")
+        return Score(claim, claimed, UNDETERMINED, "its claims exclude a mask together with the flag")
     within = key == "causal-with-mask" and claimed == "either"
     if answer == claimed or within:
         return Score(claim, claimed, DETECTED, answer)

@@ -25,7 +25,7 @@ WIDE = MASKS | {Feature.GROUPED, Feature.WINDOW}
 
 @dataclass(frozen=True)
 class Eager:
-    """The function of one model: what it can be asked for, what its source states, and its scale; None: the default."""
+    """The function of one model: what cases may have, what its source states, and its scale; None: the default."""
 
     model: str
     options: Set[Feature] = MASKS

@@ -17,16 +17,15 @@ from attention_conformance.spec.conventions import Conventions, SoftmaxPrecision
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.measurements.eager_functions import EAGER, Eager
-from attention_conformance.tests.measurements.inhouse_answers import inhouse_difference
-from attention_conformance.tests.measurements.onnx_cases import (
+from attention_conformance.tests.harness.run.onnx_cases import (
     ATTENTION,
     ROTARY,
     NotExpressibleError,
     difference,
-    inhouse_of,
     onnx_cases,
 )
+from attention_conformance.tests.measurements.eager_functions import EAGER, Eager
+from attention_conformance.tests.measurements.inhouse_answers import inhouse_difference, inhouse_of
 from attention_conformance.tests.measurements.pages import write_page
 from attention_conformance.tests.measurements.random_cases import random_case
 from attention_conformance.tests.measurements.torch_samples import problem_of, sample_difference, torch_samples

@@ -9,7 +9,7 @@ from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
 from attention_conformance.spec.features import NOTHING, Extension, Feature
 
 OPTIONS = frozenset({Feature.GROUPED, Feature.WINDOW, Feature.VALID_LENS, Feature.CAUSAL})
-"""What cases have unless others are asked for."""
+"""What cases may have unless others are given."""
 
 
 def random_case(number: int, options: Set[Feature] = OPTIONS) -> Case:

@@ -68,7 +68,7 @@ def _answer(sample: Sample, value: Tensor) -> Tensor:
 
 
 def problem_of(sample: Sample) -> Problem:
-    """What the sample asks, less its dropout."""
+    """The problem of the sample, without its dropout."""
     arrays = [_four(to_array(x)) for x in sample.inputs]
     leading = np.broadcast_shapes(*(x.shape[:2] for x in arrays))
     query, key, value = (np.broadcast_to(x, (*leading, *x.shape[2:])) for x in arrays)

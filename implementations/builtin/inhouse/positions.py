@@ -64,7 +64,7 @@ SUPPORTED = {
         "max_distance",
         "bidirectional",
     ),
-    *("query_start", "query_starts", "valid_lens", "split_lengths"),
+    *("query_start", "query_starts", "valid_lens", "split_lengths", "gate_logits"),
 }
 """The options of `attention`."""
 
@@ -105,6 +105,7 @@ def attention(
     lengths = [key.shape[-2]] if call.split_lengths is None else call.split_lengths.tolist()
     states = [_state(s, rows, base) for s, rows in zip(scores.split(lengths, -1), v.split(lengths, -2), strict=True)]
     output, log_sum_exp = reduce(partial(merge_state, base=base), states)
+    output = output if call.gate_logits is None else output * call.gate_logits.to(output.dtype).sigmoid()
     return output.to(dtype), softmax(scores, None).to(dtype), log_sum_exp.to(dtype)
 
 
@@ -130,7 +131,8 @@ _ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY, Feature.POSITION_IDS, Feature
 _STARTS = {Feature.QUERY_START, Feature.QUERY_STARTS, Feature.VALID_LENS, Feature.KEY_SPLITS}
 _BUCKETS = {Feature.BUCKETED_BIAS, Feature.BUCKET_DISTANCE, Feature.BUCKET_DIRECTIONS}
 _BY_POSITION = _ROTARY | _STARTS | _BUCKETS | {Feature.ALIBI, Feature.RELATIVE_BIAS}
-_FEATURES = SDPA_FEATURES | _FUNCTIONS | _BY_POSITION | {Feature.KEY_PADDING, Feature.WEIGHTS, Feature.LOG_SUM_EXP}
+_RETURNED = {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
+_FEATURES = SDPA_FEATURES | _FUNCTIONS | _BY_POSITION | _RETURNED | {Feature.KEY_PADDING, Feature.OUTPUT_GATES}
 _OTHER = Conventions(
     rotary_pairing=RotaryPairing.INTERLEAVED,
     rotary_tables=TableForm.DOUBLED,

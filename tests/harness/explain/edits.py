@@ -172,7 +172,8 @@ def _moved() -> Iterator[Edit]:
     for first, second in combinations([stage for stage in STAGES if stage.name in ORDERED], 2):
         repair, about = f"Apply the {first.name} before the {second.name}.", ((first, ""), (second, ""))
         later: Change = lambda all_, f=first, s=second: _replaced(s, (s, f), _replaced(f, (), all_))  # type: ignore[misc]  # noqa: E731
-        rank = MOVED + 0.001 * (STAGES.index(second) - STAGES.index(first))  # the shortest move that explains it
+        steps = STAGES.index(second) - STAGES.index(first)
+        rank = MOVED + (ENTRY - MOVED) * steps / len(STAGES)  # the shortest move that explains it
         yield Edit(f"{first.name} after the {second.name}", repair, later, about, rank)
         earlier: Change = lambda all_, f=first, s=second: _replaced(f, (s, f), _replaced(s, (), all_))  # type: ignore[misc]  # noqa: E731
         yield Edit(f"{second.name} before the {first.name}", repair, earlier, about, rank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,7 @@ class Writer:
         expected = self._expected(problem)
         if name not in self.clauses:
             self.dtypes[name] = problem.dtype
-            (self.folder / f"{name}{SUFFIX}").write_bytes(file_bytes(_vector(message, expected)))
+            (self.folder / f"{name}{SUFFIX}").write_bytes(file_bytes(vector(message, expected)))
         self.clauses.setdefault(name, set()).add(self.clause)
         if expected is None:
             raise ValueError("the problem makes no sense")
@@ -92,7 +92,19 @@ class Writer:
         return {name: part for name, part in parts.items() if name not in RETURNED_AS or name in returned}
 
 
-def _vector(problem: Message, expected: dict[str, Expected] | None) -> Message:
+def make_empty(folder: Path) -> None:
+    """Makes a folder for vectors.
+
+    Raises:
+        VectorError: it has files.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise VectorError(f"{folder} is not empty: give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def vector(problem: Message, expected: Mapping[str, Expected] | None) -> Message:
+    """A problem with its answer; None: it makes no sense, and is to be refused."""
     arrays = dict(problem.arrays)
     for name, part in (expected or {}).items():
         arrays[f"expected.{name}"] = part.value
@@ -132,9 +144,7 @@ def write_vectors(
         VectorError: the folder has files, a feature cannot be shown by files, or nothing is selected.
     """
     claims = _claims(features, dtypes, conventions, largest)
-    if folder.exists() and any(folder.iterdir()):
-        raise VectorError(f"{folder} is not empty: give another folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_empty(folder)
     writer = Writer(folder, claims)
     reference = Implementation("reference", claims, writer)
     for each in Selection((reference,), tuple(clauses), tuple(dtypes)).plan():

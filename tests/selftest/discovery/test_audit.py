@@ -52,7 +52,18 @@ def test_that_known_conventions_of_a_callable_are_found(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["source.a", "source.b.columns", "source.d", "source.e.cross", "torch.sdpa", "torch.mha.weights", "compose.numpy"],
+    [
+        *(
+            "source.a",
+            "source.b.columns",
+            "source.d",
+            "source.e.cross",
+            "torch.sdpa",
+            "torch.mha.weights",
+            "compose.numpy",
+        ),
+        *("inhouse.positions.other", "inhouse.latent"),
+    ],
 )
 def test_that_no_claim_of_an_anonymous_implementation_is_found_to_be_otherwise(name: str) -> None:
     implementation = BUILT_IN[name]

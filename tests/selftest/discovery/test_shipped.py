@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
+from attention_conformance.implementations.adapters.paging import TakenPages
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.candidates import wrapped
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import Alignment, EmptyRow, LogBase, SoftmaxPrecision
-from attention_conformance.spec.features import Feature
+from attention_conformance.spec.features import Feature, Packing
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import MASKS
@@ -123,6 +124,12 @@ def test_pages_have_a_multiple_of_the_tokens_that_a_function_needs() -> None:
     fitted = fit(Case().extended(page_size=3), made.claims)
     assert isinstance(fitted, Case)
     assert (fitted.extension.page_size, fitted.sizes.key_length) == (16, 7 * 16 // 3)
+
+
+def test_documents_of_one_sample_have_no_pages() -> None:
+    paged = Case().extended(page_size=2, packing=Packing.LENGTHS)
+    assert isinstance(TakenPages()(paged), Unsupported)
+    assert not isinstance(TakenPages()(paged.extended(packing=Packing.SEGMENTS)), Unsupported)
 
 
 def test_the_same_names_with_heads_first() -> None:

@@ -1,5 +1,6 @@
 """Functions of codes with scales, by their signatures: right ones conform, others do not."""
 
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -56,19 +57,10 @@ def cache_of_codes(
     return torch.cat(samples)
 
 
-def scales_of_the_first_sample(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    cache_seqlens: Tensor | None = None,
-    page_table: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-) -> Tensor:
-    keys, values = (None if scale is None else scale[:1].expand_as(scale) for scale in (k_descale, v_descale))
-    return cache_of_codes(q, k_cache, v_cache, cache_seqlens, page_table, keys, values, softmax_scale, causal)
+@wraps(cache_of_codes)
+def scales_of_the_first_sample(*inputs: Any, **options: Any) -> Tensor:
+    scales = {name: options[name] for name in ("k_descale", "v_descale") if options.get(name) is not None}
+    return cache_of_codes(*inputs, **options | {name: scale[:1].expand_as(scale) for name, scale in scales.items()})
 
 
 def failing(function: Any, *clauses: str) -> set[str]:

@@ -264,3 +264,10 @@ def test_a_small_error_that_most_cases_do_not_have_is_no_rounding_of_operands(mo
     diagnosis = diagnose(implementation, [check], dtypes=("float32",))
     assert diagnosis is not None
     assert not diagnosis.name.startswith("product-precision")
+
+
+def test_failures_that_do_not_come_again_name_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosing, "_failure_summaries", lambda *_: frozenset())
+    right = Implementation("right", Claims(Scope.OP, OP_FEATURES), torch_op(Steps()))
+    diagnosis = diagnosing._by_clauses(right, [FailingCheck("masks.broadcast", Case(), "float32", "")], "cpu", ())
+    assert "no known mistake explains the failures; none showed when" in str(diagnosis)

@@ -14,6 +14,7 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
+from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape
 from attention_conformance.spec.conventions import Conventions
@@ -94,8 +95,8 @@ def test_a_change_answers_as_the_mistake_does(function: Callable[..., Tensor], w
     problem = build(Case(), "float64")
     mine = next(each for each in edited(Conventions()) if each.name == words).answer(problem)
     theirs = torch_op(function)(problem.fresh(), "cpu")
-    np.testing.assert_allclose(mine.output, theirs.output, rtol=1e-12)
-    np.testing.assert_allclose(mine.gradients["value"], theirs.gradients["value"], rtol=1e-12)
+    assert near(mine.output, theirs.output, "float64")
+    assert near(mine.gradients["value"], theirs.gradients["value"], "float64")
 
 
 def test_of_moves_that_explain_the_same_the_shortest_is_named() -> None:

@@ -92,10 +92,9 @@ def upward(path: Path) -> Iterator[str]:
 def assigned(source: str) -> Iterator[str]:
     """The constants of a file."""
     for node in ast.parse(source).body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        yield from (target.id for target in targets if isinstance(target, ast.Name))
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
 
 
 def test_imports_run_only_downwards() -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -37,6 +37,19 @@ OVERFLOW = """() => {
 SMALL = """(least) => [...document.querySelectorAll("body *")].filter((each) => each.checkVisibility()
   && [...each.childNodes].some((child) => child.nodeType === 3 && child.data.trim())
   && parseFloat(getComputedStyle(each).fontSize) < least).map((each) => `small letters: ${each.textContent.trim()}`)"""
+LOOKS = """(mark) => {
+  const written = (each) => each.checkVisibility()
+    && [...each.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+  const grounds = (each) => each ? ["backgroundColor", "backgroundImage", "opacity"].map((name) =>
+    getComputedStyle(each)[name]).concat(grounds(each.parentElement)) : [];
+  const look = (each) => ["color", "fontSize", "fontWeight"].map((name) =>
+    getComputedStyle(each)[name]).concat(grounds(each)).join();
+  const firsts = new Map([...document.querySelectorAll("body *")].filter(written).reverse()
+    .map((each) => [look(each), each]));
+  firsts.forEach((each) => each.setAttribute(mark, ""));
+}"""
+"""Marks the first text of each look: its letters, and the grounds behind it, decide upon its contrast."""
+MARK = "data-first-of-its-look"
 OVERLAPS = """() => [...document.querySelectorAll("svg")].flatMap((svg) => {
   const shown = [...svg.querySelectorAll("text")].filter((each) => each.textContent.trim()
     && each.checkVisibility({ checkOpacity: true }) && each.getAttribute("opacity") !== "0");
@@ -76,9 +89,14 @@ class Visit:
     def complaints(self) -> list[str]:
         """The notes, and the visible flaws: overflow, small or overlapping letters, rules of accessibility."""
         seen = [*self.page.evaluate(OVERFLOW), *self.page.evaluate(SMALL, LEGIBLE), *self.page.evaluate(OVERLAPS)]
-        broken = Axe().run(self.page).response["violations"]
-        rules = [f"{each['id']}: {each['help']} ({each['nodes'][0]['html'][:200]})" for each in broken]
-        return [*self.noted, *seen, *rules]
+        self.page.evaluate(LOOKS, MARK)
+        contrast = self._broken({"runOnly": ["color-contrast"]}, {"include": [[f"[{MARK}]"]]})
+        return [*self.noted, *seen, *contrast, *self._broken({"rules": {"color-contrast": {"enabled": False}}})]
+
+    def _broken(self, rules: dict[str, Any], part: dict[str, Any] | None = None) -> list[str]:
+        """The rules of accessibility that the page, or this part of it, breaks."""
+        broken = Axe().run(self.page, part, {**rules, "resultTypes": ["violations"]}).response["violations"]
+        return [f"{each['id']}: {each['help']} ({each['nodes'][0]['html'][:200]})" for each in broken]
 
     def refuses_scripts(self) -> bool:
         """Whether a script that is put into the page now is not run, and the page's security policy states why."""

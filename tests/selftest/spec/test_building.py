@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from attention_conformance.spec.covering import SIZES, mended
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Array, Problem, lay_out
+from attention_conformance.spec.stored_keys import Codes, ScaledBy
 
 HALF_LIMIT = 65504.0
 SQUARE = Case().sized(query_length=7)
@@ -97,6 +99,15 @@ def test_layouts_hold_the_same_numbers(layout: Layout, name: str) -> None:
         assert np.array_equal(laid, array)
         assert laid.dtype == array.dtype
         assert not np.shares_memory(laid, array)
+
+
+@pytest.mark.parametrize(
+    "stored", [{"latent": 6, "decoupled": 2}, *({"codes": Codes.INT8, "scaled_by": by} for by in ScaledBy)]
+)
+def test_what_repeats_its_memory_is_stored_alike_in_all_samples(stored: dict[str, Any]) -> None:
+    case = Case(layout=Layout.BROADCAST).sized(batch=3, key_length=7).extended(**stored)
+    problem = build(case, "float32")
+    assert all(np.array_equal(lay_out(rows, case.layout), rows) for rows in (problem.key, problem.value))
 
 
 @pytest.mark.parametrize("layout", Layout)

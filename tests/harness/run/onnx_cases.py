@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.tensors import to_array, to_tensor
-from attention_conformance.implementations.builtin.inhouse.rotary import rotated_by
 from attention_conformance.reference.bounds.attention import forward_bounds
 from attention_conformance.reference.bounds.extensions import route_bound
 from attention_conformance.reference.bounds.precision import precision
@@ -18,7 +16,6 @@ from attention_conformance.spec.conventions import Conventions, RotaryPairing
 from attention_conformance.spec.features import Extension, PositionIds, RotaryTables, Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.measurements.inhouse_answers import inhouse_difference
 
 ATTENTION, ROTARY = "Attention", "RotaryEmbedding"
 INPUTS: Mapping[str, tuple[str, ...]] = {
@@ -95,16 +92,19 @@ def difference(case: OnnxCase) -> str:
     return ""
 
 
-def inhouse_of(case: OnnxCase) -> str:
-    """How the in-house implementations differ from the reference; empty if they do not."""
-    if case.operator == ATTENTION:
-        return inhouse_difference(_attention_problem(case)) or ""
-    problem, pairing = _rotary_problem(case)
-    expected, extras = _rotated(problem, pairing), {n: to_tensor(x, "cpu") for n, x in problem.extras.items()}
-    places = extras.get("query_positions", slice(None))
-    cosines, sines = (extras[name][places] for name in ("rotary_cos", "rotary_sin"))
-    rows = rotated_by(to_tensor(problem.query, "cpu"), cosines, sines, pairing)
-    return compare("output", to_array(rows), expected, problem.dtype).message
+def imported(case: OnnxCase) -> tuple[Problem, Expected]:
+    """The problem with ONNX's own answer: a right one may be off by its own rounding, and by that of ONNX's.
+
+    Raises:
+        NotExpressibleError: there is no such problem, or its answer is another one.
+    """
+    if differs := difference(case):
+        raise NotExpressibleError(differs)
+    problem = attention_problem(case)
+    reference = solve(problem).parts["output"]
+    own = _heads(case.wanted["Y"], case.attributes.get("q_num_heads")).astype(np.float64)
+    apart = np.where(np.isfinite(own) & np.isfinite(reference.value), np.abs(own - reference.value), 0.0)
+    return problem, Expected(own, reference.bound + apart)
 
 
 def _heads(rows: Array, heads: int | None) -> Array:
@@ -125,7 +125,7 @@ def _joined(expected: Expected, like: Array) -> Expected:
 
 
 def _attention_parts(case: OnnxCase) -> dict[str, Expected]:
-    problem = _attention_problem(case)
+    problem = attention_problem(case)
     solution = solve(problem)
     parts = {"Y": _joined(solution.parts["output"], case.wanted["Y"])}
     for name, rows in (("present_key", problem.key), ("present_value", problem.value)):
@@ -135,7 +135,8 @@ def _attention_parts(case: OnnxCase) -> dict[str, Expected]:
     return parts
 
 
-def _attention_problem(case: OnnxCase) -> Problem:
+def attention_problem(case: OnnxCase) -> Problem:
+    """Of a case of Attention, whose keys and values are those of the past and the given ones."""
     given, of = case.given, case.attributes
     query = _heads(given["Q"], of.get("q_num_heads"))
     key, value = (_heads(given[name], of.get("kv_num_heads")) for name in "KV")
@@ -192,10 +193,10 @@ def _scores(case: OnnxCase, problem: Problem, solution: Solution) -> Expected:
 
 
 def _rotary_parts(case: OnnxCase) -> dict[str, Expected]:
-    return {"output": _joined(_rotated(*_rotary_problem(case)), case.wanted["output"])}
+    return {"output": _joined(rotated(*rotary_problem(case)), case.wanted["output"])}
 
 
-def _rotary_problem(case: OnnxCase) -> tuple[Problem, RotaryPairing]:
+def rotary_problem(case: OnnxCase) -> tuple[Problem, RotaryPairing]:
     """Rows that are rotated as queries and keys, and no more."""
     given, of = case.given, case.attributes
     rows, ids = _heads(given["input"], of.get("num_heads")), given.get("position_ids")
@@ -210,6 +211,7 @@ def _rotary_problem(case: OnnxCase) -> tuple[Problem, RotaryPairing]:
     return Problem(Scope.OP, rows, rows, rows, num_heads=rows.shape[1], extension=extension, extras=extras), pairing
 
 
-def _rotated(problem: Problem, pairing: RotaryPairing) -> Expected:
+def rotated(problem: Problem, pairing: RotaryPairing) -> Expected:
+    """The queries after the rotation."""
     route = Pipeline().run(problem, Conventions(rotary_pairing=pairing)).routes.query
     return Expected(route.result, route_bound(route, np.zeros(problem.query.shape), precision(problem.dtype)))
