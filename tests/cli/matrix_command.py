@@ -23,7 +23,9 @@ from attention_conformance.tests.cli.matrix_basis import Basis, basis, reasons
 from attention_conformance.tests.cli.matrix_executor import SchedulerError, end_with_parent, executor
 from attention_conformance.tests.cli.matrix_packages import Package, PackageError, environment, packages, versions
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.report.diff import compared, run_of
+from attention_conformance.tests.report.diff import IncomparableError, compared, run_of
+from attention_conformance.tests.report.model import key_of
+from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.report.views.matrix_feed import FEED, feed
 from attention_conformance.tests.report.views.matrix_pages import Entry, write
 from attention_conformance.tests.report.views.matrix_state import (
@@ -190,10 +192,18 @@ def _compared(before: Path, folder: Path) -> tuple[str, bool]:
     """What to note of the difference from the last report, and whether less holds."""
     if not before.is_dir():
         return "", False
-    changes = compared(run_of(before), run_of(folder)).changes
+    old, new = run_of(before), run_of(folder)
+    known = {key_of(verdict) for verdict in old.verdicts}
+    fresh = [v.clause for v in new.verdicts if v.status is Status.FAIL and v.level == "MUST" and key_of(v) not in known]
+    first = f"not judged before, and fails: {', '.join(dict.fromkeys(fresh))}" if fresh else ""
+    try:
+        changes = compared(old, new).changes
+    except IncomparableError:
+        return first or "nothing of it was judged before", False
     worse = [change for change in changes if change.worse]
     lost = ", ".join(dict.fromkeys(change.clause or change.implementation for change in worse))
-    return (f"worse than before: {lost}" if worse else f"{len(changes)} changes, none for the worse"), bool(worse)
+    changed = f"worse than before: {lost}" if worse else f"{len(changes)} changes, none for the worse"
+    return "; ".join(filter(None, (changed, first))), bool(worse)
 
 
 def _read(package: Package, name: str, report: Path, reason: str = "", worse: bool = False) -> Row:

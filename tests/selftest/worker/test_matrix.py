@@ -15,14 +15,18 @@ from attention_conformance.tests.cli.matrix_basis import DECIDING, SUITE, code_o
 from attention_conformance.tests.cli.matrix_command import STATE, TABLE, matrix
 from attention_conformance.tests.cli.matrix_packages import FOLDER, Package, PackageError, environment, packages
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.views.matrix_feed import FEED, feed
 from attention_conformance.tests.report.views.matrix_state import FILE, Standing, changes, read_state, remembering
 from attention_conformance.tests.selftest.package.test_house import NAME, imports
+from attention_conformance.tests.selftest.report.run_builders import failed, passed, run, write_log
 
 # Another test may have imported JAX into this process, which warns of each fork; here a program follows at once.
 pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 CALLED = {"paddle", "haiku"}
 """Modules whose distribution has another name: paddlepaddle, dm-haiku."""
+
+FRESH = "not judged before, and fails: masks.bool"
 
 METADATA = """# /// script
 # requires-python = ">=3.11"
@@ -234,3 +238,22 @@ def test_every_package_pins_what_it_is_about_and_has_another_name() -> None:
         listed = text.partition("__all__ = ")[2]
         assert all(f"\n{name} = Implementation(" in text or f'"{name}"' in listed for name in package.implementations)
     assert FOLDER.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("before", "note"),
+    [
+        (
+            [passed("mine", "scores.dot-product")],
+            f"0 changes, none for the worse; {FRESH}",
+        ),
+        ([passed("mine", "values.width")], FRESH),
+    ],
+    ids=["more", "others"],
+)
+def test_what_fails_without_having_been_judged_before_is_named(
+    before: list[Verdict], note: str, tmp_path: Path
+) -> None:
+    old = write_log(tmp_path / "old", run(*before))
+    new = write_log(tmp_path / "new", run(passed("mine", "scores.dot-product"), failed("mine", "masks.bool")))
+    assert matrix_command._compared(old, new) == (note, False)
