@@ -35,9 +35,12 @@ LONG = Case(seed=43, score_std=1.0).sized(batch=1, num_heads=8, query_length=33,
 ONE = Case().sized(batch=1, num_heads=1, d_v=4)
 IN_LINE = (
     replace(ONE, seed=4).sized(query_length=1, key_length=16387),
-    replace(ONE, seed=7).sized(query_length=16387, key_length=4),
+    replace(ONE, seed=5).sized(query_length=8195, key_length=4),
 )
-"""Many keys, and many queries; what is added in float16 is rounded to one side with these seeds."""
+"""Many keys, and many queries; what is added in float16 is rounded to one side with these seeds.
+
+There are 17 blocks of 512 queries, whose sums some kernels store in the half type: a part of what states are allowed.
+"""
 SIZES = {"bfloat16": (2.0**18, 2.0**18), "float16": (8.0, 0.25)}
 """Factors of their values and cotangents: in bfloat16 all sums are beyond the range of float16."""
 PAST_FLOAT16 = IN_LINE[0].sized(key_length=69635)
