@@ -9,6 +9,7 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
 from attention_conformance.implementations.defects.breaking import NAN, PRECISION, breaks
+from attention_conformance.implementations.defects.gradients import distorted
 from attention_conformance.spec.conventions import Conventions, ProductPrecision, SoftmaxPrecision
 
 breaks_precision = partial(breaks, severity=PRECISION)
@@ -46,6 +47,26 @@ def weights_truncated_to_bfloat16(scores: Tensor) -> Tensor:
     weights = correct.softmax(scores.float())
     kept = (weights.detach().view(torch.int32) & -0x10000).view(torch.float32)
     return (weights + (kept - weights).detach()).to(scores.dtype)
+
+
+@breaks_digits_of_softmax("numerics.bound", holds=("gradients.value", "softmax.over-keys"), dtype="bfloat16")
+def score_gradient_truncated_to_bfloat16(scores: Tensor) -> Tensor:
+    def kept(gradient: Tensor) -> Tensor:
+        return (gradient.view(torch.int32) & -0x10000).view(torch.float32)
+
+    return correct.softmax(distorted(scores.float(), kept)).to(scores.dtype)
+
+
+@breaks_digits_of_softmax("numerics.bound", holds=("gradients.value", "softmax.over-keys"), dtype="bfloat16")
+def log_sum_exp_of_the_backward_pass_in_bfloat16(scores: Tensor) -> Tensor:
+    weights, whole = correct.softmax(scores), scores.detach().logsumexp(-1, keepdim=True)
+    lost = (whole - whole.to(torch.bfloat16).to(whole.dtype)).nan_to_num().exp()
+    return weights * lost - (weights * (lost - 1.0)).detach()
+
+
+@breaks_precision("numerics.bound", step="score", holds=("gradients.query", "shapes.tile-edges"), dtype="bfloat16")
+def scale_off_in_long_rows(query: Tensor, key: Tensor, by: float) -> Tensor:
+    return correct.score(query, key, by * (1.02 if key.shape[-2] >= 512 else 1.0))
 
 
 def _ten_bits(x: Tensor) -> Tensor:
@@ -120,6 +141,44 @@ def tiles_added_in_half(weights: Tensor, value: Tensor) -> Tensor:
     for p, v in zip(weights.split(64, -1), value.split(64, -2), strict=True):
         output = output + (p @ v).half()
     return output.to(weights.dtype)
+
+
+@breaks_digits_of_softmax("numerics.accumulation", holds=("numerics.bound", "shapes.tile-edges"), dtype="bfloat16")
+def row_summed_in_float16(scores: Tensor) -> Tensor:
+    top = scores.amax(-1, keepdim=True)
+    e = (scores - top.where(top > -INFINITY, 0.0)).exp()
+    whole = torch.zeros_like(e[..., :1], dtype=torch.float16)
+    for tile in e.split(128, -1):
+        whole = whole + tile.sum(-1, keepdim=True).half()
+    return e / whole.to(e.dtype)
+
+
+@breaks_precision("numerics.accumulation", step="score", holds=("gradients.key", "numerics.bound"), dtype="bfloat16")
+def key_gradient_kept_in_float16(query: Tensor, key: Tensor, by: float) -> Tensor:
+    return correct.score(query, distorted(key, lambda gradient: gradient.half().to(gradient.dtype)), by)
+
+
+@breaks_precision("numerics.accumulation", step="mix", holds=("gradients.value", "numerics.bound"), dtype="float16")
+def value_gradient_added_in_half(weights: Tensor, value: Tensor) -> Tensor:
+    mixed: Tensor = _MixedByTiles.apply(weights, value)  # type: ignore[no-untyped-call]
+    return mixed
+
+
+class _MixedByTiles(torch.autograd.Function):
+    """The mixture of values, whose gradient adds up tiles of 16 queries in float16."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, value)
+        return weights @ value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        weights, value = ctx.saved_tensors
+        whole = torch.zeros_like(value, dtype=torch.float16)
+        for p, g in zip(weights.split(16, -2), gradient.split(16, -2), strict=True):
+            whole = whole + (p.mT @ g).half()
+        return gradient @ value.mT, whole.to(value.dtype)
 
 
 @breaks("numerics.half-range", step="score", holds=("scores.dot-product",), severity=NAN, dtype="float16")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from attention_conformance.implementations.adapters.paging import lengths_of_samples
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.discovery.shipped import (
     Interface,
@@ -17,10 +18,11 @@ from attention_conformance.implementations.discovery.shipped import (
 from attention_conformance.implementations.discovery.shipped_latent import LATENT
 from attention_conformance.implementations.discovery.shipped_merge import MERGES
 from attention_conformance.implementations.discovery.shipped_paged import PAGED
-from attention_conformance.implementations.discovery.shipped_planned import PLANNED
+from attention_conformance.implementations.discovery.shipped_planned import PLANNED, to_the_left
 from attention_conformance.implementations.discovery.shipped_quantised import QUANTISED
-from attention_conformance.spec.cases import Case, MaskShape
+from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.features import Feature
+from attention_conformance.spec.masks import real_keys
 from attention_conformance.spec.optional import optional
 
 torch = optional("torch")
@@ -31,23 +33,7 @@ FLASHINFER = {
     "softcap": "logits_soft_cap",
     "rotary_base": "rope_theta",
 }
-OF_SAMPLES = {
-    MaskShape.FULL: MaskShape.SAMPLE,
-    MaskShape.HEAD: MaskShape.SHARED,
-    MaskShape.HEADS_ONLY: MaskShape.SHARED,
-    MaskShape.EACH_KEYS: MaskShape.KEYS,
-}
-"""Masks without an axis of heads, in place of those with one."""
 BOTTOM_RIGHT = {"causal-alignment": "bottom-right", "log-sum-exp-base": "2"}
-
-
-def to_the_left(case: Case) -> Case | Unsupported:
-    """The fit of a window that has a limit to the left alone, and of masks that all heads share."""
-    call = case.extension
-    if call.windowed and call.window_left is None:
-        return Unsupported("its window has no limit to the right")
-    shaped = replace(case, mask_shape=OF_SAMPLES.get(case.mask_shape, case.mask_shape))
-    return shaped.extended(window_right=None) if call.windowed else shaped
 
 
 def one_query(case: Case) -> Case | Unsupported:
@@ -134,6 +120,17 @@ def jax_nn(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str
     return joined(output.swapaxes(1, 2), *(log.swapaxes(1, 2) for log in logs))
 
 
+def from_the_real_end(case: Case) -> Case | Unsupported:
+    """The fit of lengths with which the last query stands at the last real key, where they meet the causal flag."""
+    fitted = lengths_of_samples(case)
+    if not (fitted.causal and fitted.padding is Padding.LENGTHS):
+        return fitted
+    queries = max(1, fitted.sizes.query_length)
+    while real_keys(fitted).sum(-1).min(initial=queries) < queries:
+        fitted = fitted.sized(key_length=fitted.sizes.key_length + queries)
+    return fitted.extended(query_starts=True)
+
+
 def onnx(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
     """(B, H, L, d) each, with the counts of heads; keys and values of a cache are returned after the output."""
     given = {**shipped.keywords(options), "q_num_heads": query.shape[1], "kv_num_heads": key.shape[1]}
@@ -208,7 +205,8 @@ OTHERS = (
         "ONNX Attention",
         frozenset({"Q", "K", "V", "is_causal", "q_num_heads", "kv_num_heads"}),
         onnx,
-        {"attn_mask": "attn_mask", "is_causal": "is_causal", "scale": "scale", "softcap": "softcap"},
+        {name: name for name in ("attn_mask", "is_causal", "scale", "softcap")} | {"valid_lens": "nonpad_kv_seqlen"},
+        fit=from_the_real_end,
     ),
     Interface(
         "torch's flex_attention",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from attention_conformance.implementations.adapters.paging import OPTIONS, Pages
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.shipped import Interface, Shipped, first, joined
-from attention_conformance.spec.cases import Case
+from attention_conformance.spec.cases import Case, MaskShape
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
 
@@ -23,6 +23,13 @@ WORKSPACE = {"cuda": 2**27, "cpu": 2**20}
 SCORED = {"scale": "sm_scale", "window_size": "window_left", "softcap": "logits_soft_cap", "sinks": "sinks"}
 BY_NAME = ("sm_scale", "window_left", "logits_soft_cap", "q_data_type", "kv_data_type")
 """What a plan documents where its signature states that it takes more by name."""
+OF_SAMPLES = {
+    MaskShape.FULL: MaskShape.SAMPLE,
+    MaskShape.HEAD: MaskShape.SHARED,
+    MaskShape.HEADS_ONLY: MaskShape.SHARED,
+    MaskShape.EACH_KEYS: MaskShape.KEYS,
+}
+"""Masks without an axis of heads, in place of those with one."""
 LACKS = frozenset({Feature.GRADIENTS, Feature.MASK_GRADIENT})
 DOCUMENTED = {"causal-alignment": "bottom-right-real", "empty-row": "zeros", "log-sum-exp-base": "2"}
 """The last query stands at the last key of its sample."""
@@ -76,11 +83,17 @@ def _built(kind: type, device: str) -> Any:
 def prefill(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
     """Queries (B * Lq, H, d), one sample after another."""
     batch, heads, queries, width = query.shape
-    pages = in_pages(key, value, options)
+    pages, mask = in_pages(key, value, options), options.get("attn_mask")
+    if mask is not None and options.get("is_causal"):
+        raise ValueError("a custom mask takes the place of the causal flag")
     ends = torch.arange(batch + 1, dtype=torch.int32, device=query.device) * queries
     widths = {"head_dim_qk": width, "head_dim_vo": value.shape[-1]}
     given = _given(shipped, query, pages, options, "paged_kv_") | {"qo_indptr": ends}
     given |= {name: each for name, each in widths.items() if name in shipped.names}
+    if mask is not None:
+        full = mask.expand(batch, 1, queries, key.shape[2])[:, 0]
+        of_keys = [each[:, :count] for each, count in zip(full, pages.lengths.tolist(), strict=True)]
+        given[shipped.own["attn_mask"]] = torch.cat([each.flatten() for each in of_keys])
     rows = query.swapaxes(1, 2).reshape(batch * queries, heads, width)
     output, logs = first(shipped.function(q=rows, paged_kv_cache=(pages.key, pages.value), **given))
     in_heads = (each.unflatten(0, (batch, queries)).swapaxes(1, 2) for each in (output, *logs[:1]))
@@ -114,20 +127,23 @@ def _given(shipped: Shipped, query: Any, pages: Pages, options: Mapping[str, Any
 
 
 def to_the_left(case: Case) -> Case | Unsupported:
-    """The fit of lengths of samples, and of a window that has a limit to the left alone."""
-    fitted = lengths_of_samples(case)
-    if not fitted.extension.windowed:
-        return fitted
-    if fitted.extension.window_left is None:
+    """The fit of a window that has a limit to the left alone, and of masks that all heads share."""
+    call = case.extension
+    if call.windowed and call.window_left is None:
         return Unsupported("its window has no limit to the right")
-    return fitted.extended(window_right=None)
+    shaped = replace(case, mask_shape=OF_SAMPLES.get(case.mask_shape, case.mask_shape))
+    return shaped.extended(window_right=None) if call.windowed else shaped
+
+
+def _to_the_left(case: Case) -> Case | Unsupported:
+    return to_the_left(lengths_of_samples(case))
 
 
 def one_query(case: Case) -> Case | Unsupported:
     """The fit of a decoder's step, whose query sees all keys of its sample."""
     if case.causal:
         return Unsupported("its query stands at the last key")
-    return to_the_left(case.sized(query_length=1))
+    return _to_the_left(case.sized(query_length=1))
 
 
 def _pages(indices: str, lengths: str) -> dict[str, str]:
@@ -140,10 +156,12 @@ PLANNED = (
         frozenset({"q", "paged_kv_cache", "qo_indptr"})
         | frozenset({"paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len"}),
         prefill,
-        SCORED | {"is_causal": "causal"} | _pages("paged_kv_indices", "paged_kv_last_page_len"),
-        DOCUMENTED,
-        fit=to_the_left,
-        lacks=LACKS,
+        SCORED
+        | {"is_causal": "causal", "attn_mask": "custom_mask"}
+        | _pages("paged_kv_indices", "paged_kv_last_page_len"),
+        DOCUMENTED | {"causal-with-mask": "error"},
+        fit=_to_the_left,
+        lacks=LACKS | {Feature.FLOAT_MASK},
     ),
     Interface(
         "flashinfer.BatchDecodeWithPagedKVCacheWrapper",

@@ -5,20 +5,44 @@ from dataclasses import replace
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Pattern, Scores, Values
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.spec.problem import HALF, Array
+from attention_conformance.spec.problem import HALF, Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.tests.harness.judge.relations import changed
+from attention_conformance.tests.harness.judge.relations import changed, in_line
 
 STEEP = Case(seed=31, score_std=3.0)
 ONE_HOT = Case(scores=Scores.ONE_HOT)
 SINGLE_KEY = Case(scores=Scores.EQUAL, mask=MaskKind.BOOL, pattern=Pattern.SINGLE_KEY, mask_shape=MaskShape.SHARED)
 OVERFLOWING = Case(scores=Scores.OVERFLOWING)
-MANY = Case(seed=41, score_std=0.1).sized(batch=8, num_heads=8, query_length=129, key_length=65, d_k=16, d_v=16)
-"""Scores near 0 have small roundings, and many rows many: what moves all numbers by a quarter of a percent shows."""
+MANY = Case(seed=41).sized(batch=8, num_heads=8, query_length=129, key_length=74, d_k=16, d_v=16)
+"""Scores near 0 have small roundings, and many rows many: what moves all numbers by a quarter of a percent shows.
+
+The log-sum-exp of all rows is about log 74, which lies a quarter of a unit from the nearest number of either half
+type, and its multiple for base 2 as well: stored in one, it moves all weights of a backward pass alike.
+"""
+SPREADS = {"bfloat16": (8,), "float16": (8, 200)}
+"""Standard deviations of their scores in roundoffs.
+
+By eight the weights round each for itself, and the log-sum-exps all alike. By 200 the exponentials reach down to a
+half, of which truncation takes most: bfloat16 has few enough digits for both.
+"""
+LONG = Case(seed=43, score_std=1.0).sized(batch=1, num_heads=8, query_length=33, key_length=1030, d_k=16, d_v=16)
+"""The same for what is wrong in long rows only."""
+ONE = Case().sized(batch=1, num_heads=1, d_v=4)
+IN_LINE = (
+    replace(ONE, seed=4).sized(query_length=1, key_length=16387),
+    replace(ONE, seed=7).sized(query_length=16387, key_length=4),
+)
+"""Many keys, and many queries; what is added in float16 is rounded to one side with these seeds."""
+SIZES = {"bfloat16": (2.0**18, 2.0**18), "float16": (8.0, 0.25)}
+"""Factors of their values and cotangents: in bfloat16 all sums are beyond the range of float16."""
+PAST_FLOAT16 = IN_LINE[0].sized(key_length=69635)
+"""Keys whose exponentials, 1 and a tenth less in turn, add up to more than the largest number of float16."""
+SUMS = "terms of one sign, sum after sum"
 BEYOND = (OVERFLOWING, replace(OVERFLOWING, seed=1).sized(key_length=9))
 
 CLAUSES = table(
@@ -50,7 +74,13 @@ def test_bound(judge: Judge) -> None:
     few = (Case(seed=40 + n, score_std=1.0 + n).sized(key_length=5 + 6 * n) for n in range(4))
     judge.assert_all_conform(judge.cases(*few), *judge.parts())
     if judge.dtype in HALF and judge.claims.scope is Scope.OP:
-        judge.assert_all_conform(judge.cases(MANY), *judge.parts(), context=lambda _: "roundings of many rows even out")
+        cases = judge.cases(*many(judge.dtype), *([LONG] if Feature.CROSS in judge.claims else []))
+        judge.assert_all_conform(cases, *judge.parts(), context=lambda _: "roundings of many rows even out")
+
+
+def many(dtype: str) -> list[Case]:
+    """`MANY` with the scores that suit a half type."""
+    return [replace(MANY, score_std=spread * unit_roundoff(dtype)) for spread in SPREADS[dtype]]
 
 
 @clause("numerics.accumulation")
@@ -67,6 +97,24 @@ def test_accumulation(judge: Judge) -> None:
     decoding = equal.sized(query_length=1, key_length=longest)
     for case in judge.cases(equal.sized(key_length=1025), decoding, score_std, *most):
         judge.assert_conforms(case, context=f"{case.sizes.key_length} keys")
+    if most and judge.claims.scope is Scope.OP:
+        _assert_sums_of_one_sign(judge)
+
+
+def _assert_sums_of_one_sign(judge: Judge) -> None:
+    """Sums over keys, and over queries, of so many terms of one sign that a half type loses digits or its range."""
+    for proposed, size in zip(IN_LINE, SIZES[judge.dtype], strict=True):
+        for case in judge.cases(proposed):
+            _assert_in_line(judge, case, in_line(judge.problem(case), size))
+    for case in judge.cases(PAST_FLOAT16) if judge.dtype == "bfloat16" else ():
+        _assert_in_line(judge, case, in_line(judge.problem(case).forward_only(), 1.0))
+
+
+def _assert_in_line(judge: Judge, case: Case, problem: Problem) -> None:
+    result = judge.answer(case, problem, SUMS)
+    if result is not None:
+        expected = judge.solve(problem).parts
+        judge.compare(case, result, expected, judge.expanded(("output", "gradients"), problem), SUMS)
 
 
 @clause("numerics.overflow-shows", dtypes=("float16",))

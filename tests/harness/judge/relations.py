@@ -13,6 +13,9 @@ from attention_conformance.spec.problem import Array, Problem
 
 Change: TypeAlias = Callable[[Array], Array]
 
+LITTLE = 0.05
+"""The scores of keys in line, of either sign: their exponentials are no power of two, and hardly differ."""
+
 
 def take_keys(problem: Problem, keys: Array) -> Problem:
     """The problem with only these keys, in this order; masks follow."""
@@ -68,6 +71,33 @@ def changed(problem: Problem, **changes: Change) -> Problem:
     arrays = problem.arrays()
     made = {n: change(arrays[n].copy()) for n, change in changes.items() if n in arrays}
     return problem.with_arrays({n: a.astype(arrays[n].dtype, copy=False) for n, a in made.items()})
+
+
+def in_line(problem: Problem, size: float) -> Problem:
+    """The problem with rows that differ by a sign or a factor only: no sum of its equations has terms that cancel.
+
+    All queries and all cotangents of a head are its first; keys are in turn a little to its side and to the other, and
+    values one half and five halves of the first. `size`, a power of two, multiplies values and cotangents.
+    """
+    query = problem.query[:, :, :1].astype(np.float64)
+    sides = np.where(np.arange(problem.key.shape[-2]) % 2, -1.0, 1.0)[:, None]
+    along = query * (LITTLE * query.shape[-1] ** 0.5 / np.square(query).sum(-1, keepdims=True))
+
+    def first(array: Array) -> Array:
+        return np.broadcast_to(array[:, :, :1], array.shape).astype(np.float64)
+
+    return changed(
+        problem,
+        query=first,
+        key=lambda array: sides * np.broadcast_to(_of_heads(along, array), array.shape),
+        value=lambda array: size * (1.5 + sides) * first(array),
+        cotangent=lambda array: size * first(array),
+    )
+
+
+def _of_heads(rows: Array, array: Array) -> Array:
+    """The rows of the first query head of each key head."""
+    return rows[:, :: rows.shape[1] // array.shape[1]]
 
 
 def _along(problem: Problem, positions: Array, inputs: tuple[str, ...], mask_axis: int, padding: bool) -> Problem:

@@ -368,6 +368,7 @@ def composed(wrong: str) -> dict[str, Function]:
         attn_mask: Any = None,
         past_key: Any = None,
         past_value: Any = None,
+        nonpad_kv_seqlen: Any = None,
         *,
         is_causal: int = 0,
         kv_num_heads: int | None = None,
@@ -385,10 +386,11 @@ def composed(wrong: str) -> dict[str, Function]:
             s = np.where(attn_mask, s, -np.inf).astype(s.dtype)
         elif attn_mask is not None:
             s = s + attn_mask.astype(s.dtype)
-        if is_causal:
-            s = np.where(
-                np.tri(s.shape[-2], s.shape[-1], 1 if wrong == "causal" else 0, dtype=bool), s, -np.inf
-            ).astype(s.dtype)
+        (rows, keys), ends = s.shape[-2:], nonpad_kv_seqlen
+        last = np.full((1, 1, 1, 1), keys) if ends is None else ends[:, None, None, None]
+        start = (0 if ends is None else last.max() - rows if wrong == "starts" else last - rows) + (wrong == "causal")
+        hidden = (np.arange(keys) > np.arange(rows)[:, None] + start) & bool(is_causal)
+        s = np.where((np.arange(keys) >= last) | hidden, -np.inf, s).astype(s.dtype)
         top = s.max(-1, keepdims=True, initial=-np.inf)
         e = np.exp(s - np.where(np.isfinite(top), top, 0.0).astype(s.dtype))
         weights = e / np.maximum(e.sum(-1, keepdims=True), np.finfo(s.dtype).tiny)

@@ -40,7 +40,8 @@ PROMISED = {
     "single_decode_with_kv_cache": OF_SCORES - {Feature.CAUSAL} | {Feature.ROTARY, Feature.GROUPED},
     "memory_efficient_attention": {Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.SCALE, Feature.DROPOUT},
     "eager_attention_forward": {Feature.FLOAT_MASK, Feature.WEIGHTS, Feature.SCALE, Feature.GROUPED, Feature.DROPOUT},
-    "attention": {Feature.CAUSAL, Feature.SCALE, Feature.SOFTCAP, Feature.WEIGHTS, Feature.BOOL_MASK, Feature.GROUPED},
+    "attention": {Feature.CAUSAL, Feature.SCALE, Feature.SOFTCAP, Feature.WEIGHTS, Feature.BOOL_MASK, Feature.GROUPED}
+    | {Feature.VALID_LENS},
 }
 """What the signatures promise, at least."""
 WRONG = (
@@ -63,6 +64,7 @@ WRONG = (
     ("memory_efficient_attention", "mask", "masks.float"),
     ("eager_attention_forward", "gain", "softmax.rows-sum-to-one"),
     ("attention", "causal", "causal.square"),
+    ("attention", "starts", "shapes.combinations"),
 )
 CHEAP = ("scores.*", "masks.*", "causal.*", "window.extent", "softcap.formula", "grouped.*", "returned.base", "cache.*")
 IN_PAGES = ("paged.lengths", "paged.append")

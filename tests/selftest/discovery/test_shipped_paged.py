@@ -9,6 +9,7 @@ from torch import Tensor
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.builtin.inhouse.paged import paged_attention as in_numpy
 from attention_conformance.implementations.builtin.stepwise.paged_steps import PagedSteps
+from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.implementations.discovery.candidates import wrapped
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
@@ -110,6 +111,7 @@ class PlannedPrefill:
         num_kv_heads: int,
         head_dim_qk: int,
         page_size: int,
+        custom_mask: Tensor | None = None,
         causal: bool = False,
         sm_scale: float | None = None,
         window_left: int = -1,
@@ -122,21 +124,29 @@ class PlannedPrefill:
             "pages": paged_kv_indices.split(counts),
             "lengths": self.lengths(counts, last, page_size),
             "options": (causal, sm_scale, (window_left, -1), logits_soft_cap or None),
+            "mask": self.kept(custom_mask),
         }
+
+    def kept(self, mask: Tensor | None) -> Tensor | None:
+        return mask
 
     @staticmethod
     def lengths(counts: list[int], last: list[int], size: int) -> list[int]:
         return [(count - 1) * size + full if count else 0 for count, full in zip(counts, last, strict=True)]
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
-        made = self.planned
-        rows = zip(q.split(made["queries"]), made["pages"], made["lengths"], strict=True)
-        return torch.cat(
-            [
-                PagedSteps()(x[None], *paged_kv_cache, pages[None], torch.tensor([length]), *made["options"])[0]
-                for x, pages, length in rows
-            ]
-        )
+        made, samples, at = self.planned, [], 0
+        mask, options = made["mask"], made["options"]
+        for x, pages, length in zip(q.split(made["queries"]), made["pages"], made["lengths"], strict=True):
+            if mask is None:
+                samples.append(PagedSteps()(x[None], *paged_kv_cache, pages[None], torch.tensor([length]), *options)[0])
+                continue
+            rows = (pool[pages].flatten(0, 1)[:length].transpose(0, 1) for pool in paged_kv_cache)
+            seen = mask[at : at + len(x) * length].view(len(x), length)
+            steps = Steps()(x.transpose(0, 1)[None], *(each[None] for each in rows), attn_mask=seen, scale=options[1])
+            samples.append(steps[0].transpose(0, 1))
+            at += len(x) * length
+        return torch.cat(samples)
 
 
 class PlannedDecode(PlannedPrefill):
@@ -160,6 +170,14 @@ class WholeLastPage(PlannedPrefill):
     @staticmethod
     def lengths(counts: list[int], last: list[int], size: int) -> list[int]:
         return [count * size for count in counts]
+
+
+class LastMaskKept(PlannedPrefill):
+    last: Tensor | None = None
+
+    def kept(self, mask: Tensor | None) -> Tensor | None:
+        self.last = self.last if mask is None else mask
+        return self.last
 
 
 def failing(implementation: Implementation, *clauses: str) -> set[str]:
@@ -202,6 +220,13 @@ def test_a_class_that_plans_and_runs_conforms(kind: type, promised: set[Feature]
 def test_a_class_that_reads_all_of_the_last_page_is_caught() -> None:
     made = wrapped("planned", WholeLastPage, {}, "cpu")
     assert failing(made, "paged.lengths", "scores.dot-product") == {"paged.lengths"}
+
+
+def test_masks_of_a_plan_are_those_of_real_keys() -> None:
+    made, stale = (wrapped("planned", kind, {}, "cpu") for kind in (PlannedPrefill, LastMaskKept))
+    assert Feature.BOOL_MASK in made.claims
+    assert not failing(made, "masks.bool", "masks.rules", "masks.broadcast", "paged.lengths")
+    assert failing(stale, "masks.bool", "paged.lengths") == {"paged.lengths"}
 
 
 def test_codes_in_pages_have_scales_for_all_or_for_each_head() -> None:

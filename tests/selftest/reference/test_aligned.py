@@ -11,7 +11,7 @@ from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, Scores, Values
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Array
-from attention_conformance.tests.conformance.test_numerics import MANY
+from attention_conformance.tests.conformance.test_numerics import many
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.selftest.reference.half_margins import PARTS, answers_of
 from attention_conformance.tests.selftest.reference.half_styles import RIGHT, Style
@@ -62,7 +62,7 @@ def test_an_answer_of_the_wrong_size(part: str) -> None:
 
 @pytest.mark.parametrize("part", ["gradients.query", "gradients.key"])
 def test_a_backward_pass_that_takes_too_much_of_the_mean_away(part: str) -> None:
-    right = expected(MANY, "bfloat16")[part]
+    right = expected(many("bfloat16")[0], "bfloat16")[part]
     along = right.aligned[-1].direction
     outcome = compare(part, (right.value - 0.03 * along).astype(DTYPES["bfloat16"]), right, "bfloat16")
     assert "-0.03 times a change of D" in outcome.message
@@ -70,7 +70,7 @@ def test_a_backward_pass_that_takes_too_much_of_the_mean_away(part: str) -> None
 
 @pytest.mark.parametrize("part", ["output", "gradients.query"])
 def test_weights_and_gradients_that_are_truncated_move_everything_in_one_direction(part: str) -> None:
-    problem, parts = build(MANY, "bfloat16"), expected(MANY, "bfloat16")
+    problem, parts = build(many("bfloat16")[0], "bfloat16"), expected(many("bfloat16")[0], "bfloat16")
     shrunk = ((1.0 - 0.0028) * parts[part].value.astype(np.float32)).astype(problem.query.dtype)
     assert compare(part, shrunk, parts[part], "bfloat16").worst > 1.0
     for name in ("eager", "SDPA, fused", str(Style(tile=16))):
