@@ -365,11 +365,16 @@ def fit_rows_with_keys(fit: Fit, case: Case) -> Case | Unsupported:
 
 def _sees_all_again(check: ClaimCheck, fitted: Case) -> bool:
     """Whether a row without keys gets what it gets without a mask; in float64, where the added number is lost."""
-    problem = build(fitted, "float64").forward_only()
+    by_sample = fitted.padding is Padding.EMPTY_SAMPLE
+    some = replace(fitted, padding=Padding.RIGHT) if by_sample else replace(fitted, pattern=Pattern.RANDOM)
+    problem, part = (build(each, "float64").forward_only() for each in (fitted, some))
     without = problem.but(attn_mask=None, key_padding_mask=None)
-    got, whole = (rows(replace(check, dtype="float64"), each) for each in (problem, without))
-    at = np.s_[-1, ..., 0, :] if fitted.padding is Padding.EMPTY_SAMPLE else np.s_[..., 1, :]
-    return got is not None and whole is not None and near(got[at], whole[at], "float64")
+    exact = replace(check, dtype="float64")
+    got, hidden, whole = (rows(exact, each) for each in (problem, part, without))
+    if got is None or hidden is None or whole is None or near(hidden, whole, "float64"):  # a mask that is ignored
+        return False
+    at = np.s_[-1, ..., 0, :] if by_sample else np.s_[..., 1, :]
+    return near(got[at], whole[at], "float64")
 
 
 def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | None:

@@ -177,3 +177,12 @@ def test_a_mask_that_raises_only_where_it_is_not_zero_is_not_added(make: Make) -
     made = make(text_of({"inputs": "x, attn_mask=None", "masked": masked}))
     assert Feature.FLOAT_MASK not in made.claims
     assert Feature.BOOL_MASK in made.claims
+
+
+def test_padding_that_is_ignored_says_nothing_of_rows_without_keys(make: Make) -> None:
+    masked = "s = s if attn_mask is None else s.masked_fill(~attn_mask, -torch.inf)"
+    inputs = {"inputs": "x, context=None, attn_mask=None, **_", "y": "(x if context is None else context)"}
+    text = text_of({**inputs, "masked": masked}).replace("s.softmax(-1)", "s.softmax(-1).nan_to_num()")
+    made = make(text)
+    assert Feature.BOOL_MASK in made.claims
+    assert "without the mask" not in made.about
