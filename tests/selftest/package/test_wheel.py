@@ -23,8 +23,8 @@ LEFT = ("tests/selftest/", "tests/measurements/")
 """Parts of the clone that only its own development needs."""
 MATRIX = f"{SUITE}implementations/packages/"
 """Files that are loaded in environments of their own, for which they state what they need."""
-OPTIONAL = {"jax", "triton", "vl_convert"}
-"""Used where installed: for candidates written in it, and for the page of benchmarks, which a clone makes."""
+OPTIONAL = {"jax", "onnx", "triton", "vl_convert"}
+"""Used where installed: for candidates written in it, for its test cases, and for the page of benchmarks."""
 NEEDED_BY = {"markupsafe": "jinja2", "pydantic_core": "pydantic"}
 """Packages that come with a required one."""
 CANDIDATES = """
