@@ -1,21 +1,26 @@
-"""Meetings: the checks of cases in which two uncommon things come together, and of the calls that go with them."""
+"""Meetings: the checks of cases in which uncommon things come together, and of the calls that go with them."""
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.reference.expected import solve
+from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case
+from attention_conformance.spec.covering import mended
 from attention_conformance.spec.features import Feature
-from attention_conformance.spec.meetings import Call, meetings
-from attention_conformance.spec.problem import Problem
+from attention_conformance.spec.meeting_levels import Call
+from attention_conformance.spec.meetings import meetings
+from attention_conformance.spec.problem import HALF, Problem, lay_out
 from attention_conformance.tests.harness.judge.judge import Judge
 
 LATER = 1000
 """Added to the seed of the call that comes first."""
+SEEDS, SEEDED = 12, 2000
+"""So many seeds, so far apart, are tried for one that leaves each query a key."""
 SHARE = 4
 """In dtypes other than the widest, one of so many is checked."""
 
@@ -28,27 +33,59 @@ def claimed_meetings(judge: Judge) -> list[tuple[Case, Call]]:
     own = judge.dtypes.index(judge.dtype)
     if own and len(chosen) > SHARE:
         chosen = chosen[own % SHARE :: SHARE]
-    return [(fitted, call) for case, call in chosen for fitted in judge.cases(case)]
+    within = [each for each in chosen if judge.dtype not in HALF or _within_half(each[0])]
+    fitted = ((each, call) for case, call in within for each in judge.cases(case))
+    return [(each, call) for case, call in fitted for each in _leaving_keys(judge, case)]
+
+
+def _leaving_keys(judge: Judge, case: Case) -> list[Case]:
+    """The case, with a seed by which all masks leave each query a key, as two answers would be right otherwise."""
+    if mended(case, judge.conventions) == case:
+        return [case]
+    seeds = (replace(case, seed=case.seed + SEEDED * n) for n in range(SEEDS))
+    full = (each for each in seeds if allowed_keys(judge.problem(each), judge.conventions).any(-1).all())
+    return list(islice(full, 1))
+
+
+def _within_half(case: Case) -> bool:
+    """Whether sums of its gradients stay within the range of half types."""
+    return 1e-3 < case.value_scale < 1e3 and case.score_std > 0.01
 
 
 @lru_cache(maxsize=8)
 def _meetings(claims: Claims) -> tuple[tuple[Case, Call], ...]:
     """The same in all dtypes, and slow to choose."""
-    return tuple(meetings(lambda case: not isinstance(fit(case, claims), Unsupported), claims.conventions))
+
+    def allowed(case: Case, call: Call) -> bool:
+        differentiated = Feature.GRADIENTS in claims or not (call.needs or call.cotangent)
+        of_mask = Feature.MASK_GRADIENT in claims or call.needs != "attn_mask"
+        viewed = Feature.VIEWS in claims or not call.apart
+        return differentiated and of_mask and viewed and not isinstance(fit(case, claims), Unsupported)
+
+    return tuple(meetings(allowed, claims.conventions))
 
 
 def assert_meeting(judge: Judge, case: Case, call: Call) -> None:
     """All that is claimed to be returned equals the reference, with the gradients of the call."""
     if call.again:
         judge.answer(case, _problem(judge, replace(case, seed=case.seed + LATER), call))
-    if not (call.needs or call.cotangent):
-        judge.assert_conforms(case, *judge.parts(), context=str(call))
+    if not (call.needs or call.cotangent or call.apart):
+        # The next dtype has other cases: to solve them together for all would be in vain.
+        replace(judge, dtypes_together=()).assert_conforms(case, *judge.parts(), context=str(call))
         return
     problem = _problem(judge, case, call)
-    expected = solve(problem, judge.conventions, returned=judge.returned).parts
+    expected = judge.solve(problem).parts
     parts = judge.parts() if problem.cotangent is not None else ("output", *judge.returned)
-    if (result := judge.answer(case, problem, str(call))) is not None:
+    if (result := judge.answer(case, laid(problem, call), str(call), as_is=True)) is not None:
         judge.compare(case, result, expected, judge.expanded(parts, problem), str(call))
+
+
+def laid(problem: Problem, call: Call) -> Problem:
+    """A fresh copy, of which one input may lie apart."""
+    fresh = problem.fresh()
+    if call.apart not in fresh.arrays():
+        return fresh
+    return fresh.with_arrays({call.apart: lay_out(fresh.arrays()[call.apart], call.lies)})
 
 
 def _problem(judge: Judge, case: Case, call: Call) -> Problem:
