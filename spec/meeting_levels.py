@@ -129,7 +129,7 @@ CORE: tuple[Level, ...] = (
     {"num_heads": 1},
     {"query_length": 1},
     {"query_length": 1, "key_length": 131},
-    {"query_length": 67, "key_length": 67},
+    {"query_length": 67, "key_length": 67, **ONE},
     {"layout": Layout.TRANSPOSED},
 )
 """What every kernel is about: any three of these meet."""

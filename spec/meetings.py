@@ -25,7 +25,7 @@ MOST_COMPARED = 12
 """Levels that are compared by the triples that they bring, which takes time."""
 MOST_ONES = 2**8
 """Ones whose sum is exact in every dtype, one after the other."""
-MOST_SCORES, MOST_NUMBERS = 25_000, 80_000
+MOST_SCORES, MOST_NUMBERS = 36_000, 100_000
 """Of a case: larger ones take longer, and show no more."""
 Allowed: TypeAlias = Callable[[Case, Call], bool]
 Going: TypeAlias = Callable[..., bool]
@@ -33,7 +33,7 @@ Going: TypeAlias = Callable[..., bool]
 
 def meetings(allowed: Allowed, conventions: Conventions) -> Iterator[tuple[Case, Call]]:
     """Cases and calls in which each level meets each that is often so, as far as they go together and are allowed."""
-    goes = _Going(allowed, conventions)
+    goes = GoesTogether(allowed, conventions)
     live = [level for level in LEVELS if goes([level])]
     often = _bits(n for n, level in enumerate(live) if level in OFTEN)
     meeting = _Meeting(live, often, _fitting(live, often, goes))
@@ -151,7 +151,7 @@ def _apart(first: Level, second: Level) -> bool:
 
 
 @dataclass(frozen=True)
-class _Going:
+class GoesTogether:
     """Whether levels go together: their case is allowed, and needs no mending."""
 
     allowed: Allowed
@@ -213,5 +213,6 @@ def made(levels: Sequence[Level]) -> tuple[Case, Call]:
     case = replace(USUAL, **own).sized(**sized).extended(**extended)
     shaped = case.mask_shape is not MaskShape.FULL or case.pattern is not Pattern.RANDOM
     if case.mask is MaskKind.NONE and (shaped or called.get("needs") == "attn_mask"):
-        case = replace(case, mask=MaskKind.FLOAT if called.get("needs") == "attn_mask" else MaskKind.BOOL)
+        added = called.get("needs") == "attn_mask" or case.mask_shape is MaskShape.QUERIES
+        case = replace(case, mask=MaskKind.FLOAT if added else MaskKind.BOOL)
     return case, Call(**called)
