@@ -6,19 +6,21 @@ from itertools import islice
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Claims, Unsupported
+from attention_conformance.implementations.api.contract import Claims
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.reference.visibility import allowed_keys
-from attention_conformance.spec.cases import Case
+from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.covering import mended
 from attention_conformance.spec.features import Feature
-from attention_conformance.spec.meeting_levels import Call
+from attention_conformance.spec.meeting_levels import Call, blinds
 from attention_conformance.spec.meetings import meetings
 from attention_conformance.spec.problem import HALF, Problem, lay_out
 from attention_conformance.tests.harness.judge.judge import Judge
 
 LATER = 1000
 """Added to the seed of the call that comes first."""
+MOST_JOINED = 530
+"""In modules; wider ones take seconds."""
 SEEDS, SEEDED = 12, 2000
 """So many seeds, so far apart, are tried for one that leaves each query a key."""
 SHARE = 4
@@ -49,7 +51,12 @@ def _leaving_keys(judge: Judge, case: Case) -> list[Case]:
 
 def _within_half(case: Case) -> bool:
     """Whether sums of its gradients stay within the range of half types."""
-    return 1e-3 < case.value_scale < 1e3 and case.score_std > 0.01
+    return 1e-3 < case.value_scale < 1e3 and case.score_std > 0.01 and not blinds({"scores": case.scores})
+
+
+def _joined(sizes: Sizes) -> int:
+    """The width of all heads together, of which a module has matrices."""
+    return sizes.num_heads * max(sizes.d_k, sizes.d_v)
 
 
 @lru_cache(maxsize=8)
@@ -60,7 +67,10 @@ def _meetings(claims: Claims) -> tuple[tuple[Case, Call], ...]:
         differentiated = Feature.GRADIENTS in claims or not (call.needs or call.cotangent)
         of_mask = Feature.MASK_GRADIENT in claims or call.needs != "attn_mask"
         viewed = Feature.VIEWS in claims or not call.apart
-        return differentiated and of_mask and viewed and not isinstance(fit(case, claims), Unsupported)
+        if not (differentiated and of_mask and viewed):
+            return False
+        fitted = fit(case, claims)
+        return isinstance(fitted, Case) and (fitted.module is None or _joined(fitted.sizes) <= MOST_JOINED)
 
     return tuple(meetings(allowed, claims.conventions))
 
