@@ -77,7 +77,7 @@ from attention_conformance.implementations.discovery.signatures import (
     takes_any,
 )
 from attention_conformance.implementations.discovery.size_limits import claims_to_try, with_size_limits
-from attention_conformance.implementations.discovery.table_forms import with_table_form
+from attention_conformance.implementations.discovery.table_forms import with_narrow_tables, with_table_form
 from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
@@ -203,7 +203,7 @@ def _usual_candidate(
     check, tables = with_table_form(check, options.spelled, settings)
     known = frozenset({Feature.GROUPED}) if one_key_head else frozenset()
     check, refuted = option_claims(check, options.named.features | known)
-    refuted = [*tables, *refuted]
+    check, refuted = with_narrow_tables(check), [*tables, *refuted]
     scores = returns_scores(getattr(function, "function", function))
     found = extras_seen(check, plain, _extents(claims), scores)
     extras = tuple(e for e in found if e.name != "averaged_weights")

@@ -113,8 +113,9 @@ def jax_nn(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str
 
     Lengths are int32.
     """
-    lengths = {name: options[name].astype("int32") for name in ("valid_lens", "query_lens") if name in options}
-    given = {**options, **lengths}
+    given = dict(options)
+    for name in {"valid_lens", "query_lens"} & given.keys():
+        given[name] = given[name].astype("int32")
     if (padding := given.pop("key_padding_mask", None)) is not None:
         given["attn_mask"] = padding[:, None, None, :] & given.get("attn_mask", True)
     if "window_size" in given:
