@@ -49,6 +49,11 @@ class CaseOption:
         return np.full(self.draw(np.random.default_rng(0), heads, self.example).shape, self.unfelt)
 
 
+def _slopes(rng: Any, heads: int, usual: bool) -> Any:
+    drawn = rng.uniform(0.1, 0.9, heads)
+    return 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads) if usual else drawn
+
+
 CASE_OPTIONS = (
     CaseOption(Feature.DROPOUT, "dropout_p", Extension(dropout=0.5, dropout_seed=1), {"dropout_p": ()}),
     CaseOption(Feature.EVALUATION, "training", Extension(evaluation=True), {"training": ()}),
@@ -105,7 +110,7 @@ CASE_OPTIONS = (
         "alibi",
         Extension(alibi=True),
         {"alibi_slopes": ()},
-        draw=lambda rng, heads, _: rng.uniform(0.1, 0.9, heads),
+        draw=lambda rng, heads, extension: _slopes(rng, heads, extension.usual_slopes),
         unfelt=0.0,
     ),
     CaseOption(

@@ -261,6 +261,7 @@ class Extension:
         query_start: the position of the first query.
         query_starts: that position is given for each sample, and takes the place of `query_start`.
         alibi: a slope for each head is given; slope * distance is subtracted from the scores.
+        usual_slopes: these are 2 ** (-8 h / H) for heads 1 to H, and not drawn.
         relative_bias: the largest distance with a learned bias of its own, farther ones share the last; 0: none.
         bucketed_bias: how many buckets of distances have a learned bias of their own in each head; 0: none.
         max_distance: from this distance on all share the last bucket.
@@ -301,6 +302,7 @@ class Extension:
     query_start: int | None = None
     query_starts: bool = False
     alibi: bool = False
+    usual_slopes: bool = False
     relative_bias: int = 0
     bucketed_bias: int = 0
     max_distance: int = MAX_DISTANCE

@@ -19,6 +19,7 @@ from attention_conformance.implementations.discovery.constructor_names import (
     ROTARY,
     ROTATIONS,
     SQUARE,
+    SQUARES,
     WINDOWS,
     Size,
     size_of,
@@ -26,7 +27,7 @@ from attention_conformance.implementations.discovery.constructor_names import (
 from attention_conformance.implementations.discovery.constructors import Constructor, constructor
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.neutrals import words_of
-from attention_conformance.implementations.discovery.signatures import is_variadic, own_names, required
+from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor, own_names, required
 from attention_conformance.implementations.discovery.vocabulary import Option
 
 MOST = 24
@@ -64,7 +65,7 @@ def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
 
 
 def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
-    parameters = [p for p in inspect.signature(kind).parameters.values() if not is_variadic(p)]
+    parameters = [p for p in of_constructor(kind).parameters.values() if not is_variadic(p)]
     in_file = _globals(kind)
     groups = own_names({"num_kv_heads": Option(GROUPS)}, {p.name for p in parameters})
     choices = {p.name: possible for p in parameters if (possible := _choices(p))}
@@ -75,7 +76,7 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
             others = {n: s for n, s in in_file.items() if s not in sizes.values()}
             guessed = tuple(n for n, possible in choices.items() if possible is GUESSES and sizes[n] in GUESSES[1:3])
             made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed)
-            yield replace(made, tokens=SQUARE) if Size.WINDOW_SIDE in counted else made
+            yield replace(made, tokens=SQUARE) if counted & {*SQUARES} else made
 
 
 def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:

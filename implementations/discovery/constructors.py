@@ -40,6 +40,7 @@ from attention_conformance.implementations.discovery.query_key_norms import Foun
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     is_variadic,
+    of_constructor,
     own_names,
     positional,
     required,
@@ -211,7 +212,7 @@ def constructor(kind: type[nn.Module]) -> Constructor:
     Raises:
         TargetError: its constructor takes something else than embed_dim and num_heads.
     """
-    signature = inspect.signature(kind)
+    signature = of_constructor(kind)
     parameters = dict(signature.parameters)
     if takes_any(signature, inspect.Parameter.VAR_KEYWORD) and issubclass(kind, nn.MultiheadAttention):
         parameters = {**inspect.signature(nn.MultiheadAttention).parameters, **parameters}
@@ -299,7 +300,7 @@ def resized(kind: type[nn.Module]) -> Iterator[tuple[str, type[nn.Module]]]:
 
     The likelier one comes first.
     """
-    parameters = list(inspect.signature(kind).parameters.values())
+    parameters = list(of_constructor(kind).parameters.values())
     heads = [p.name for p in parameters if _counts_heads(p.name)][:1]
     widths = [p.name for p in parameters if required(p) and p.name not in heads]
     per_head = [name for name in widths if {*ONE_HEAD} & {*name.lower().split("_")}]

@@ -22,6 +22,7 @@ from attention_conformance.implementations.discovery.neutrals import (
     MASKS,
     NO_INPUT_WORDS,
     OF_KEYS,
+    POSITION_WORDS,
     ROTATIONS,
     TABLE_WORDS,
     Neutral,
@@ -268,7 +269,7 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     keywords = tuple(p.name for p in inputs) if any(p.kind is p.KEYWORD_ONLY for p in inputs) else ()
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
     named = {p.name for p in inputs}
-    others = [p for p in signature.parameters.values() if p.name not in named and required(p)]
+    others = [p for p in signature.parameters.values() if p.name not in named and (required(p) or _is_empty(p))]
     of_tables = {p.name for p in others if words_of(p.name) & TABLE_WORDS}
     unknown = [p.name for p in others if p.name in of_tables or (p.name not in KNOWN_NAMES and "drop" not in p.name)]
     known = signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in unknown])
@@ -282,6 +283,13 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     given = list(product(*(neutrals(name) for name in (*unknown, *masks))))
     for call, tables in product(calls, given):
         yield replace(call, tables=dict(zip((*unknown, *masks), tables, strict=True)))
+
+
+def _is_empty(parameter: inspect.Parameter) -> bool:
+    """Whether it is one of positions that is by default a tensor without elements, and so has to be given."""
+    default = parameter.default
+    placed = bool(words_of(parameter.name) & POSITION_WORDS)
+    return placed and isinstance(default, torch.Tensor) and not default.numel()
 
 
 def with_context(call: ModuleCall, kind: type[nn.Module]) -> ModuleCall | None:
@@ -358,10 +366,9 @@ def settled(
         TargetError: it raises.
     """
     x = torch.randn(2, tokens, width)
+    x = x.transpose(0, 1) if call.length_first else x
     with torch.no_grad():
-        prepared = replace(call, length_first=False)._prepared(
-            module, [x] * call.inputs, {**call.options.renamed({}), **call.always}, heads
-        )
+        prepared = call._prepared(module, [x] * call.inputs, {**call.options.renamed({}), **call.always}, heads)
         outcome = safe_call(prepared)
     if outcome.error and any_error:
         return call  # it may take half types only

@@ -44,7 +44,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     with_returned_weights,
 )
 from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
-from attention_conformance.implementations.discovery.constructor_names import Size
+from attention_conformance.implementations.discovery.constructor_names import SQUARES, Size
 from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor, built
 from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
@@ -65,7 +65,7 @@ from attention_conformance.implementations.discovery.module_masks import (
     shaped,
     with_mask_form,
 )
-from attention_conformance.implementations.discovery.neutrals import words_of
+from attention_conformance.implementations.discovery.neutrals import ADDITIVE, words_of
 from attention_conformance.implementations.discovery.promises import has_published_interface
 from attention_conformance.implementations.discovery.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
@@ -139,8 +139,9 @@ class ModulePlan:
         """The plan with the premises that are given or seen, and a note on each."""
         if self.always.rotary_base and not given.rotary_base:
             given = replace(given, rotary_base=self.always.rotary_base)
-        if self.always.length and not given.length:
-            given = replace(given, length=self.always.length)
+        given = replace(given, alibi=given.alibi or self.always.alibi, length=given.length or self.always.length)
+        if self.always.scale is not None and given.scale is None:
+            given = replace(given, scale=self.always.scale)
         check, notes = with_premises(replace(self.check, function=self.call), given)
         call = check.function
         assert isinstance(call, ModuleCall)
@@ -186,7 +187,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         features = _features(make, call) | make.features
     if variant is not None and variant.premises.rotary_base:
         conventions = replace(conventions, rotary_pairing=variant.pairing)
-    length = make.tokens if make.window is Size.WINDOW_SIDE else 0
+    length = make.tokens if make.window in SQUARES else 0
     check = ClaimCheck(
         call,
         partial(module_run, make),
@@ -216,8 +217,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     seen = [*masks, *seen, *swallowed]
     plain = check.run(PLAIN)
     extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))
-    rotary = variant.premises.rotary_base if variant is not None else None
-    always = Premises(rotary_base=rotary, length=length)
+    always = replace(NO_PREMISES if variant is None else variant.premises, causal=False, length=length)
     notes = (*ignored_parts(parts(plain), extras), *seen)
     return ModulePlan(make, call, evaluating, extras, check, notes, always, norms_inside(make, call))
 
@@ -303,6 +303,7 @@ def module_candidate(
     claims = replace(claims, features=features if alternatives else features - {Feature.ALTERNATIVES})
     held = [f"{path!r} ({fill})" for path, fill in plan.make.held.items()]
     held += [f"the rotation of {name!r}" for name in plan.make.unrotated]
+    held += [f"{name!r} ({each})" for name, each in plan.call.tables.items() if each in ADDITIVE]
     outside = [*plan.make.left_out, *held, *(["the input that it adds"] if plan.call.tap else [])]
     around_it = [f"judged without {', '.join(outside)}"] if outside else []
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []

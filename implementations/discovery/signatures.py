@@ -67,6 +67,23 @@ def _scripted(argument: Any) -> inspect.Parameter:
     return inspect.Parameter(argument.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
 
 
+def of_constructor(kind: Any) -> inspect.Signature:
+    """The signature of a class's constructor, with the parameters of its bases where it passes on any."""
+    whole = inspect.signature(kind)
+    if not any(map(is_variadic, whole.parameters.values())) or not isinstance(kind, type):
+        return whole
+    found: dict[str, inspect.Parameter] = {}
+    for base in kind.__mro__:
+        init = vars(base).get("__init__")
+        if not isinstance(init, FunctionType) or base.__module__.startswith("torch."):
+            continue
+        own = list(inspect.signature(init).parameters.values())[1:]
+        found = {p.name: p for p in own if not is_variadic(p)} | found
+        if not any(map(is_variadic, own)):
+            return whole.replace(parameters=sorted(found.values(), key=lambda p: (p.kind, not required(p))))
+    return whole
+
+
 def positional(signature: inspect.Signature) -> list[inspect.Parameter]:
     """The parameters that can be given by position."""
     return [p for p in signature.parameters.values() if p.kind in _POSITIONAL]
