@@ -39,8 +39,8 @@ FAINTEST = np.log(1e-12)
 """Logarithm of a weight below which nothing is compared."""
 CAPS, POINTS = (1.0, 200.0), 40
 ALIBI_INSIDE = (
-    "its scores always fall with the distance of a key, by slopes of {}, which are not those of ALiBi: let it take them as `alibi_slopes`, "
-    "or write an adapter (docs/adapter.md)"
+    "its scores always fall with the distance of a key, by slopes of {}, which are not those of ALiBi: "
+    "let it take them as `alibi_slopes`, or write an adapter (docs/adapter.md)"
 )
 """Bounds of scores that are looked for, and how many are tried between two."""
 

@@ -25,7 +25,7 @@ def around(module: nn.Module) -> tuple[str, ...]:
 NORMS = ("layernorm", "rmsnorm", "groupnorm", "instancenorm")
 """In the names of classes that normalise."""
 POSITIONS = ("positionalencoding", "positionalembedding", "posencoding", "positionembedding", "positionencoding")
-"""In the names of classes that add positions to their input, or, where they are relative, give them; unless they rotate."""
+"""In the names of classes that add positions to their input, or give relative ones; unless they rotate."""
 
 
 class Silent(nn.Module):

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from attention_conformance.implementations.discovery.neutrals import (
     ROTATIONS,
     TABLE_WORDS,
     Neutral,
-    neutrals,
+    combined,
     words_of,
 )
 from attention_conformance.implementations.discovery.probe import parts_of
@@ -56,6 +56,8 @@ OF_LISTS = {"inputs", "qkv", "tensors", "xs"}
 """Words in the name of an only input that may be a list of query, key and value."""
 LISTED = (INPUTS, ("query", "value", "key"), ("value", "key", "query"))
 """The orders in which such a list may come."""
+MOST_TABLES = 200
+"""Combinations of what is given so that it changes nothing."""
 SPATIAL: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
     1: lambda x: x.transpose(1, 2),
     2: lambda x: x.transpose(1, 2).unsqueeze(-1),
@@ -280,9 +282,8 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     calls = [call]
     if count == 1 and inputs and words_of(inputs[0].name) & OF_LISTS:
         calls += [replace(call, inputs=3, order=order, listed=True) for order in LISTED]
-    given = list(product(*(neutrals(name) for name in (*unknown, *masks))))
-    for call, tables in product(calls, given):
-        yield replace(call, tables=dict(zip((*unknown, *masks), tables, strict=True)))
+    for call, tables in product(calls, islice(combined((*unknown, *masks)), MOST_TABLES)):
+        yield replace(call, tables=tables)
 
 
 def _is_empty(parameter: inspect.Parameter) -> bool:

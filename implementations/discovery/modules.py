@@ -55,7 +55,14 @@ from attention_conformance.implementations.discovery.extras import (
 )
 from attention_conformance.implementations.discovery.forwards import ModuleCall
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
-from attention_conformance.implementations.discovery.layout import fit_of_call, fit_of_heads, has_tables, usual_fit
+from attention_conformance.implementations.discovery.layout import (
+    fit_of_call,
+    fit_of_heads,
+    has_tables,
+    needs_even,
+    usual_fit,
+)
+from attention_conformance.implementations.discovery.left_out import left_out
 from attention_conformance.implementations.discovery.mirrors import Mirror
 from attention_conformance.implementations.discovery.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.module_masks import (
@@ -65,7 +72,7 @@ from attention_conformance.implementations.discovery.module_masks import (
     shaped,
     with_mask_form,
 )
-from attention_conformance.implementations.discovery.neutrals import ADDITIVE, words_of
+from attention_conformance.implementations.discovery.neutrals import words_of
 from attention_conformance.implementations.discovery.promises import has_published_interface
 from attention_conformance.implementations.discovery.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
@@ -204,7 +211,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
-    even = call.rotates or (_needs_even(make, call) and not has_published_interface(kind))
+    even = call.rotates or (needs_even(make, call) and not has_published_interface(kind))
     limited = has_tables(make)
     if call.form in SHAPES or even or limited:
         check = replace(
@@ -232,18 +239,6 @@ def _without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> t
     lost = {NO_EFFECT: ignored, RAISES: raising}
     notes = [f"{', '.join(sorted(names))} not claimed: {why}" for why, names in lost.items() if names]
     return check.without(ignored | raising), notes
-
-
-def _needs_even(make: Constructor, call: ModuleCall) -> bool:
-    """Whether heads of odd widths raise as it is built or called, as where sines and cosines take turns."""
-
-    def output(width: int) -> torch.Tensor:
-        module = make(make.heads * width, make.heads)
-        return call.plain(module, [torch.zeros(2, make.tokens, make.heads * width)] * 3, make.heads)
-
-    with torch.random.fork_rng(devices=[]):
-        even, odd = (safe_call(partial(output, width)).value for width in (4, 5))
-    return even is not None and odd is None
 
 
 def _features(make: Constructor, call: ModuleCall) -> frozenset[Feature]:
@@ -301,16 +296,11 @@ def module_candidate(
     features = claims.features.union(EXTRA_FEATURES[extra.name] for extra in plan.extras)
     claims = replace(claims, fit=fit_of_heads(plan.make, claims), conventions=claims.conventions.claiming(settings))
     claims = replace(claims, features=features if alternatives else features - {Feature.ALTERNATIVES})
-    held = [f"{path!r} ({fill})" for path, fill in plan.make.held.items()]
-    held += [f"the rotation of {name!r}" for name in plan.make.unrotated]
-    held += [f"{name!r} ({each})" for name, each in plan.call.tables.items() if each in ADDITIVE]
-    outside = [*plan.make.left_out, *held, *(["the input that it adds"] if plan.call.tap else [])]
-    around_it = [f"judged without {', '.join(outside)}"] if outside else []
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
     layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
     modes, raising = _modes(plan, published, replace(check, claims=claims))
-    every_note = [*always, *around_it, *plan.call.options.notes, *mode, *plan.notes, *notes, *option_notes, *raising]
-    about = "; ".join([f"a module class, {layout}", *every_note])
+    before = [*always, *left_out(plan.make, plan.call), *plan.call.options.notes, *mode]
+    about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *raising])
     claims = replace(claims, features=claims.features | set(modes))
     build = plan.make.constructs
     return Implementation(name, claims, plan.run(), about, construct=build, alternatives=alternatives, modes=modes)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from itertools import product
 from typing import Any
 
 import torch
@@ -143,15 +145,32 @@ def neutrals(name: str) -> tuple[Neutral, ...]:
         return COSINES
     if "sin" in words and "cos" not in words:
         return SINES
+    if words & IDS:
+        return Neutral.ZERO, Neutral.NONE, Neutral.FALSE
     if "bias" in words:
         return (*OF_SCORES, Neutral.NONE)
-    if words & POSITION_WORDS and not words & ROTARY_WORDS and not words & IDS:
+    if words & POSITION_WORDS and not words & ROTARY_WORDS:
         return (*PLACED, *TABLES, Neutral.NONE)
     if words & TABLE_WORDS:
         return (*TABLES, Neutral.PAIRED_POSITIONS, Neutral.NONE)
     if words & {"lens", "lengths"}:
         return Neutral.LENGTHS, Neutral.NONE
     return (Neutral.NONE, *MASKS) if words & {"mask", "masks"} else OTHERS
+
+
+def combined(names: Sequence[str]) -> Iterator[dict[str, Neutral]]:
+    """What may be given to several parameters at once, the likelier first; cosines and sines have the same form."""
+    cosines = [name for name in names if neutrals(name) == COSINES]
+    sines = [name for name in names if neutrals(name) == SINES]
+    tied = len(cosines) == len(sines) == 1
+    choices: list[list[dict[str, Neutral]]] = []
+    for name in names:
+        if tied and name in cosines:
+            choices.append([{name: one, sines[0]: other} for one, other in zip(COSINES, SINES, strict=True)])
+        elif not tied or name not in sines:
+            choices.append([{name: each} for each in neutrals(name)])
+    for chosen in product(*choices):
+        yield {name: each for part in chosen for name, each in part.items()}
 
 
 def words_of(name: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Modules that add positions to their scores: by ALiBi, by tables of distances that they are given, by cosines and windows."""
+"""Modules that add positions to their scores: by ALiBi, by tables of distances, and cosines in square windows."""
 
 import pytest
 
