@@ -54,7 +54,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
         *("query_size", "key_size", "value_size", "channels", "in_channels", "units", "num_units", "dims", "embed"),
         *("hidden", "out_features", "inner_dim", "attn_dim", "attention_dim", "qkv_dim", "model_size", "feature_dim"),
         *("query_dim", "key_dim", "value_dim", "features", "n_emb", "n_dim", "num_features", "hid_dim", "d_emb"),
-        *("in_size", "out_size"),
+        *("in_size", "out_size", "nx"),
     ),
     Size.HEADS: (
         *HEAD_COUNTS,
@@ -73,6 +73,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
             "head_count",
             "head_number",
             "n_local_heads",
+            "no_heads",
         ),
     ),
     Size.HEAD_WIDTH: (

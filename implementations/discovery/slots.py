@@ -43,6 +43,8 @@ MATRIX = r"w(?:_?(?:q|k|v|o|qkv|kv|query|key|value|queries|keys|values|out|outpu
 """Names of matrices without a layer, which inputs are multiplied with from the left."""
 OF_POSITIONS = {"pos", "position", "positions", "positional", "rel", "relative", "r", "p"}
 """Words in paths of what is no projection of tokens, but of positions."""
+GATES = {"g", "gate", "gates", "gating"}
+"""Words in paths of what makes gates."""
 BIASES = ("bq", "bk", "bv", "bo")
 """Names of biases that are written in one word."""
 
@@ -126,7 +128,8 @@ def is_added(slot: Slot) -> bool:
 
 def roles_of(slot: Slot) -> str:
     """The roles of what it holds, by its words, in their order: q, kv, qkv, o, ...; nothing where they state none."""
-    if not slot.is_bias and is_added(slot):
+    first = {*next((words for words in slot.words if {*words} - {*WRAPPED}), ())}
+    if first & (OF_POSITIONS | GATES):
         return ""
     path = slot.pattern.replace("*", "0")
     if (place := place_of(path)) is not None:
