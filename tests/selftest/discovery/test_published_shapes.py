@@ -171,6 +171,7 @@ def test_what_computes_in_float32_is_seen(make: Make, softmax: str, precision: s
     assert result.claims.conventions.product_precision == precision
     assert_conforms(result, "float64")
 
+
 SEVERAL = """
 class f(nn.Module):
     def __init__(self, nx, n_ctx, config, scale=False):
