@@ -60,8 +60,8 @@ def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
         refused = error
     if first is not None and first.settings:
         yield (first := replace(first, lenient=True))
-    for flag in [] if first is None else _modes(kind):
-        yield replace(first, options={**first.options, flag: True})
+    if first is not None:
+        yield from (replace(first, options={**first.options, flag: True}) for flag in _modes(kind))
     if first is None or not (first.settings or first.named):
         yield from (each for each in islice(_tried(kind), MOST) if first is None or each.sizes != first.sizes)
     if refused is not None:

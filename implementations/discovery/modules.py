@@ -75,6 +75,7 @@ from attention_conformance.implementations.discovery.module_masks import (
 from attention_conformance.implementations.discovery.neutrals import words_of
 from attention_conformance.implementations.discovery.promises import has_published_interface
 from attention_conformance.implementations.discovery.query_key_norms import FoundNorm
+from attention_conformance.implementations.discovery.told_masks import told_of_masks
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import Case, Layout, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, Polarity
@@ -299,7 +300,8 @@ def module_candidate(
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
     layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
     modes, raising = _modes(plan, published, replace(check, claims=claims))
-    before = [*always, *left_out(plan.make, plan.call), *plan.call.options.notes, *mode]
+    told = [] if published else told_of_masks(plan.call.options, claims, plan.call.of_context.values())
+    before = [*told, *always, *left_out(plan.make, plan.call), *plan.call.options.notes, *mode]
     about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *raising])
     claims = replace(claims, features=claims.features | set(modes))
     build = plan.make.constructs

@@ -61,6 +61,7 @@ def place_of(path: str) -> str | Packed | None:
     layer = named[inside] if named else ""
     numbered = _NUMBERED.get(owners[-1]) if layer in _LISTS else None
     roles = numbered or LAYERS.get(layer.lower())
+    part = {"w": "weight", "kernel": "weight", "b": "bias"}.get(part, part)
     if roles is None or part not in ("weight", "bias"):
         return None
     names = tuple(f"{part[0]}_{role}" for role in roles)

@@ -166,6 +166,7 @@ class Options:
         swallowed: the options that only a **kwargs takes.
         misspelled: its parameters that the suite does not know, and the known names that they resemble.
         implied: the options that it is not given, because it always does what they state.
+        other_masks: its parameters that are masks by their names, and that the suite does not know.
     """
 
     spelled: Mapping[str, str]
@@ -174,6 +175,7 @@ class Options:
     swallowed: frozenset[str] = frozenset()
     misspelled: Mapping[str, str] = field(default_factory=dict)
     implied: frozenset[str] = frozenset()
+    other_masks: tuple[str, ...] = ()
 
     def __contains__(self, option: str) -> bool:
         return option in self.spelled
@@ -268,9 +270,9 @@ def read_options(
     spelled = own_names(OPTIONS, keywords)
     hidden = set(swallowed) - set(spelled) if takes_any(signature, inspect.Parameter.VAR_KEYWORD) else set()
     spelled |= {option: swallowed[option] for option in sorted(hidden)}
-    return Options(
-        spelled, _always(rest, keywords), _defaults(rest, spelled), frozenset(hidden), _misspelled(keywords, spelled)
-    )
+    others = tuple(n for n in sorted(keywords - {*spelled.values()}) if {"mask", "masks"} & {*n.lower().split("_")})
+    always, defaults, similar = _always(rest, keywords), _defaults(rest, spelled), _misspelled(keywords, spelled)
+    return Options(spelled, always, defaults, frozenset(hidden), similar, other_masks=others)
 
 
 def _misspelled(keywords: set[str], spelled: Mapping[str, str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ LISTED = {
 }
 """Outcomes that are listed a clause a line, in this order, as far as there is room."""
 
-TOLD = ("finding: ", "judged without ", "loaded without ")
+TOLD = ("finding: ", "as seen: ", "judged without ", "loaded without ")
 """How notes begin that state what was seen and not judged."""
 MOST_OF_NOTE = 3
 """Lines of one of them."""
