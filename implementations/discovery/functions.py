@@ -214,7 +214,7 @@ def _usual_candidate(
         claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
         notes = (*notes, f"judged in {stated}, as its parameter 'dtype' states")
     told = [] if interface else told_of_masks(options, claims)
-    notes = (*told, *limits, *always, *ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted)
+    notes = (*limits, *always, *ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted, *told)
     notes = (*(shipped.notes if shipped else ()), *notes)
     made = _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
     return with_cache(made, shipped) if shipped else made

@@ -301,8 +301,8 @@ def module_candidate(
     layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
     modes, raising = _modes(plan, published, replace(check, claims=claims))
     told = [] if published else told_of_masks(plan.call.options, claims, plan.call.of_context.values())
-    before = [*told, *always, *left_out(plan.make, plan.call), *plan.call.options.notes, *mode]
-    about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *raising])
+    before = [*always, *left_out(plan.make, plan.call), *plan.call.options.notes, *mode]
+    about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *raising, *told])
     claims = replace(claims, features=claims.features | set(modes))
     build = plan.make.constructs
     return Implementation(name, claims, plan.run(), about, construct=build, alternatives=alternatives, modes=modes)

@@ -70,7 +70,7 @@ def _scripted(argument: Any) -> inspect.Parameter:
 def of_constructor(kind: Any) -> inspect.Signature:
     """The signature of a class's constructor, with the parameters of its bases where it passes on any."""
     whole = inspect.signature(kind)
-    if not any(map(is_variadic, whole.parameters.values())) or not isinstance(kind, type):
+    if not takes_any(whole, inspect.Parameter.VAR_KEYWORD) or not isinstance(kind, type):
         return whole
     found: dict[str, inspect.Parameter] = {}
     for base in kind.__mro__:
@@ -79,7 +79,7 @@ def of_constructor(kind: Any) -> inspect.Signature:
             continue
         own = list(inspect.signature(init).parameters.values())[1:]
         found = {p.name: p for p in own if not is_variadic(p)} | found
-        if not any(map(is_variadic, own)):
+        if not any(p.kind is p.VAR_KEYWORD for p in own):
             return whole.replace(parameters=sorted(found.values(), key=lambda p: (p.kind, not required(p))))
     return whole
 
