@@ -4,6 +4,7 @@ import pytest
 
 from attention_conformance.spec.premises import Premises
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, refused
+from attention_conformance.tests.selftest.thorough import thorough
 
 __all__ = ["make"]
 
@@ -81,6 +82,7 @@ def test_tables_of_distances_are_given_as_zeros(make: Make) -> None:
     assert_conforms(made)
 
 
+@thorough
 def test_a_softmax_over_queries_is_accused_beside_them(make: Make) -> None:
     with pytest.raises(AssertionError, match=r"differ|expected"):
         assert_conforms(make(RELATIVE.format(axis=0)))

@@ -39,13 +39,13 @@ def test_the_meaning_of_true_is_told(make: Make, name: str, hidden: str, meaning
 
 
 @pytest.mark.parametrize("name", ["mask", "pad_mask"])
-@pytest.mark.parametrize("hidden", ["{}.flip(0)[:, None, None] == 0", "{}[:, None, :, None]"])
-def test_one_that_hides_other_keys_is_a_finding(make: Make, name: str, hidden: str) -> None:
-    made = make(MASKED.format(name=name, hidden=hidden.format(name)))
+def test_one_that_hides_other_keys_is_a_finding(make: Make, name: str) -> None:
+    made = make(MASKED.format(name=name, hidden=f"{name}[:, None, :, None]"))
     assert Feature.KEY_PADDING not in made.claims
     assert f"finding: its {name!r} takes one number for each key, (B, Lk), and hides other keys" in made.about
 
 
-def test_one_that_is_moved_by_a_key_is_accused(make: Make) -> None:
-    with pytest.raises(AssertionError, match="elements differ"):
-        assert_conforms(make(MASKED.format(name="key_mask", hidden="key_mask.roll(1, -1)[:, None, None]")))
+@pytest.mark.parametrize("hidden", ["key_mask.roll(1, -1)[:, None, None]", "key_mask.flip(0)[:, None, None]"])
+def test_one_that_is_that_of_other_keys_is_accused(make: Make, hidden: str) -> None:
+    with pytest.raises((AssertionError, ValueError), match=r"elements differ|has no cotangent"):
+        assert_conforms(make(MASKED.format(name="key_mask", hidden=hidden)))
