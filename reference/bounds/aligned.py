@@ -6,8 +6,9 @@ The derivation and its assumptions are in `aligned.md` next to this file; the na
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,6 +40,8 @@ SINGLE = unit_roundoff("float32")
 
 Sums: TypeAlias = tuple[float, float]
 """Variance of the independent roundings, and the sum of what is systematic."""
+Direction: TypeAlias = tuple[str, Floats]
+"""What an error in it means, and an array like the result."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,16 +51,30 @@ class Aligned:
     Attributes:
         name: what an error in the direction means, such as "its size".
         direction: shaped like the array.
-        bound: of |sum(error * direction)|.
+        least: what the roundings of the result alone would allow; `bound` allows more.
+        work_out: finds `bound`, which takes longer than everything else that is known of an answer.
     """
 
     name: str
     direction: Floats
-    bound: float
+    least: float
+    work_out: Callable[[], float]
+
+    @cached_property
+    def bound(self) -> float:
+        """Of |sum(error * direction)|."""
+        return self.work_out()
 
     def ratio(self, error: Floats) -> float:
         """The inner product in units of its bound."""
-        return abs(float((error * self.direction).sum())) / self.bound
+        return self._product(error) / self.bound
+
+    def certainly_within(self, share: float, error: Floats) -> bool:
+        """Whether the ratio is at most this for a reason that needs no bound worked out."""
+        return self._product(error) <= share * self.least
+
+    def _product(self, error: Floats) -> float:
+        return abs(float((error * self.direction).sum()))
 
     @property
     def limit(self) -> float:
@@ -69,8 +86,12 @@ class Aligned:
         return float((error * self.direction).sum()) / float((self.direction**2).sum())
 
 
+Solved: TypeAlias = Callable[[], tuple[Trace, ForwardBounds]]
+"""Solves the problem anew: its trace takes too much memory to be kept until a bound is worked out."""
+
+
 def aligned_bounds(
-    problem: Problem, trace: Trace, forward: ForwardBounds, parts: Mapping[str, Floats]
+    problem: Problem, trace: Trace, forward: ForwardBounds, parts: Mapping[str, Floats], solved: Solved
 ) -> dict[str, tuple[Aligned, ...]]:
     """The aligned bounds of the output and of the gradients of query, key and value; none where no analysis holds.
 
@@ -78,18 +99,79 @@ def aligned_bounds(
     """
     if not _applies(problem, trace, forward):
         return {}
-    noise = _Noise(trace, forward)
-    single = _in_single(forward.precision)
+    directions = {part: tuple(_directions(problem, trace, part, parts[part])) for part in _parts(problem)}
+    worked_out = cache(lambda: _bounds(problem, *solved(), directions))
+    return {
+        part: tuple(
+            Aligned(*each, _least(trace, each[1], parts[part], problem.dtype), partial(_nth, worked_out, part, n))
+            for n, each in enumerate(several)
+        )
+        for part, several in directions.items()
+    }
+
+
+def _nth(worked_out: Callable[[], Mapping[str, list[float]]], part: str, number: int) -> float:
+    return worked_out()[part][number]
+
+
+def _parts(problem: Problem) -> Iterator[str]:
+    yield "output"
+    if problem.cotangent is not None:
+        yield from (f"gradients.{name}" for name in ("query", "key", "value") if name in problem.needs)
+
+
+def _directions(problem: Problem, trace: Trace, part: str, value: Floats) -> Iterator[Direction]:
+    """Those that are not zero."""
+    for name, direction in _named_directions(problem, trace, part, value):
+        if direction.any():
+            yield name, direction
+
+
+def _named_directions(problem: Problem, trace: Trace, part: str, value: Floats) -> Iterator[Direction]:
+    """The value itself, what a factor of the scores changes, and what D takes away from a gradient."""
+    yield "its size", value
+    if part == "output":
+        products = np.where(trace.seen.allowed, trace.products, 0.0)
+        moved = trace.weights * (products - (trace.weights * products).sum(-1, keepdims=True))
+        yield "a change of the scale", moved @ trace.value
+    elif part != "gradients.value":
+        yield "a change of D", _by_centre(trace, backward(trace, cotangent_of_heads(problem)), part, value)
+
+
+def _by_centre(trace: Trace, step: Backward, part: str, gradient: Floats) -> Floats:
+    """The sum over keys, or queries, of the weights times D: what a factor of D would change."""
+    if part == "gradients.query":
+        return np.asarray(trace.scale * step.centre * (trace.weights @ trace.key))
+    by_head = trace.scale * (trace.weights.swapaxes(-1, -2) @ (step.centre * trace.query))
+    return gather(by_head, gradient.shape[-3], trace.order)
+
+
+def _least(trace: Trace, direction: Floats, value: Floats, dtype: str) -> float:
+    """The bound with nothing but `of_result`, and of that without the parts and what is stored alike."""
+    heads = trace.query.shape[-3] // value.shape[-3]  # the squares of a sum over them are at most so many times theirs
+    squares = float(np.square(direction * value).sum()) / heads
+    return _chance(UNIFORM * unit_roundoff(dtype) ** 2 * (RESULT + STATE_ROUNDINGS) * squares)
+
+
+def _chance(variance: float) -> float:
+    """Hoeffding's inequality."""
+    return math.sqrt(2.0 * math.log(2.0 / FALSE_ALARM) * variance)
+
+
+def _bounds(
+    problem: Problem, trace: Trace, forward: ForwardBounds, directions: Mapping[str, Sequence[Direction]]
+) -> dict[str, list[float]]:
+    """The bound of each direction, by part."""
+    noise, single = _Noise(trace, forward), _in_single(forward.precision)
     exact = forward_bounds(problem, trace, single)
-    aligned = {"output": tuple(_of_output(noise, exact.output))}
+    bounds = {"output": [_of_output(noise, each, exact.output) for _, each in directions["output"]]}
     if problem.cotangent is not None:
         step = backward(trace, cotangent_of_heads(problem))
         errors = gradient_bounds(problem, trace, exact, single)
-        for name in ("query", "key", "value"):
-            if name in problem.needs:
-                gradient, part = parts[f"gradients.{name}"], f"gradients.{name}"
-                aligned[part] = tuple(_of_gradient(noise, step, name, gradient, errors[name]))
-    return aligned
+        for part in directions.keys() - {"output"}:
+            name = part.removeprefix("gradients.")
+            bounds[part] = [_of_gradient(noise, step, name, each, errors[name]) for _, each in directions[part]]
+    return bounds
 
 
 def _applies(problem: Problem, trace: Trace, forward: ForwardBounds) -> bool:
@@ -116,35 +198,16 @@ def _in_single(precision: Precision) -> Precision:
     return replace(precision, storage=precision.accumulator, softmax=precision.accumulator)
 
 
-def _of_output(noise: _Noise, exact: Floats) -> Iterator[Aligned]:
+def _of_output(noise: _Noise, direction: Floats, exact: Floats) -> float:
     trace = noise.trace
-    products = np.where(trace.seen.allowed, trace.products, 0.0)
-    moved = trace.weights * (products - (trace.weights * products).sum(-1, keepdims=True))
-    for name, direction in (("its size", trace.mixed), ("a change of the scale", moved @ trace.value)):
-        sums = noise.of_weights(direction @ trace.value.swapaxes(-1, -2))
-        parts = np.square(trace.weights) @ np.square(trace.value)
-        yield from _aligned(name, direction, [sums, noise.of_result(direction, trace.mixed, parts)], exact)
+    sums = noise.of_weights(direction @ trace.value.swapaxes(-1, -2))
+    parts = np.square(trace.weights) @ np.square(trace.value)
+    return _bound(direction, [sums, noise.of_result(direction, trace.mixed, parts)], exact)
 
 
-def _of_gradient(noise: _Noise, step: Backward, name: str, gradient: Floats, exact: Floats) -> Iterator[Aligned]:
-    """The gradient itself, and what D takes away from it, as directions."""
-    yield from _along(noise, step, name, ("its size", gradient), exact)
-    if name != "value":
-        yield from _along(noise, step, name, ("a change of D", _by_centre(noise.trace, step, name, gradient)), exact)
-
-
-def _by_centre(trace: Trace, step: Backward, name: str, gradient: Floats) -> Floats:
-    """The sum over keys, or queries, of the weights times D: what a factor of D would change."""
-    if name == "query":
-        return np.asarray(trace.scale * step.centre * (trace.weights @ trace.key))
-    by_head = trace.scale * (trace.weights.swapaxes(-1, -2) @ (step.centre * trace.query))
-    return gather(by_head, gradient.shape[-3], trace.order)
-
-
-def _along(noise: _Noise, step: Backward, name: str, named: tuple[str, Floats], exact: Floats) -> Iterator[Aligned]:
+def _of_gradient(noise: _Noise, step: Backward, name: str, direction: Floats, exact: Floats) -> float:
     """Of a direction of a gradient; those of a group's key and value are repeated for its query heads."""
-    trace, (means, direction) = noise.trace, named
-    wide = direction
+    trace, wide = noise.trace, direction
     if name != "query":
         wide = repeat_kv(direction, trace.query.shape[-3], trace.order)
     if name == "value":
@@ -156,19 +219,17 @@ def _along(noise: _Noise, step: Backward, name: str, named: tuple[str, Floats], 
     else:
         sums = noise.of_scores(step, trace.scale * (wide @ trace.key.swapaxes(-1, -2)))
         parts, result = trace.scale**2 * (np.square(step.scores) @ np.square(trace.key)), step.query
-    yield from _aligned(means, direction, [sums, noise.of_result(wide, result, parts)], exact)
+    return _bound(direction, [sums, noise.of_result(wide, result, parts)], exact)
 
 
 def _squares(weights: Floats, rows: Floats) -> Floats:
     return np.asarray(np.square(weights).swapaxes(-1, -2) @ np.square(rows))
 
 
-def _aligned(name: str, direction: Floats, sums: list[Sums], exact: Floats) -> Iterator[Aligned]:
-    """The bound of a direction that is not zero: Hoeffding's inequality, and what is not left to chance."""
-    if direction.any():
-        chance = math.sqrt(2.0 * math.log(2.0 / FALSE_ALARM) * sum(variance for variance, _ in sums))
-        systematic = sum(each for _, each in sums) + float((np.abs(direction) * exact).sum())
-        yield Aligned(name, direction, chance + systematic)
+def _bound(direction: Floats, sums: list[Sums], exact: Floats) -> float:
+    """What independent roundings seldom exceed, and what is not left to chance."""
+    systematic = sum(each for _, each in sums) + float((np.abs(direction) * exact).sum())
+    return _chance(sum(variance for variance, _ in sums)) + systematic
 
 
 class _Noise:
