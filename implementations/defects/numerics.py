@@ -57,13 +57,6 @@ def score_gradient_truncated_to_bfloat16(scores: Tensor) -> Tensor:
     return correct.softmax(distorted(scores.float(), kept)).to(scores.dtype)
 
 
-@breaks_digits_of_softmax("numerics.bound", holds=("gradients.value", "softmax.over-keys"), dtype="bfloat16")
-def log_sum_exp_of_the_backward_pass_in_bfloat16(scores: Tensor) -> Tensor:
-    weights, whole = correct.softmax(scores), scores.detach().logsumexp(-1, keepdim=True)
-    lost = (whole - whole.to(torch.bfloat16).to(whole.dtype)).nan_to_num().exp()
-    return weights * lost - (weights * (lost - 1.0)).detach()
-
-
 @breaks_precision("numerics.bound", step="score", holds=("gradients.query", "shapes.tile-edges"), dtype="bfloat16")
 def scale_off_in_long_rows(query: Tensor, key: Tensor, by: float) -> Tensor:
     return correct.score(query, key, by * (1.02 if key.shape[-2] >= 512 else 1.0))

@@ -246,6 +246,9 @@ class _Noise:
         self.raised = trace.weights * np.exp(forward.scores)
         self.constants = _rounded_constants(abs(trace.scale), self.dtype) if self.softmax > SINGLE else 0.0
         self.steps = self._steps()
+        lse = trace.finite_lse
+        self.apart, self.whole = np.where(allowed, trace.scores - lse, 0.0), lse - trace.top
+        self.late = tuple(self._late())
 
     def _steps(self) -> Floats:
         """Variance of each score, in squared roundoffs: the steps of `score_bound`, in quadrature."""
@@ -254,10 +257,20 @@ class _Noise:
         widths = self.trace.scale**2 * (np.square(self.trace.query) @ np.square(self.trace.key).swapaxes(-1, -2))
         return np.asarray(2.0 * pi + added + x + np.maximum(s, x) + 2.0 + 2.0 * widths)
 
+    def _late(self) -> Iterator[Floats]:
+        """How far s - lse is off, by weights that are exp(s - lse), in each way of storing what goes into it."""
+        by_top, by_zero = np.log(self._stored(np.exp(self.whole))), self.whole + self.trace.top
+        for each in (by_top, self.whole):
+            yield self._stored(self.below - self._stored(each)) - self.apart
+        yield self._stored(self.scores - self._stored(by_zero)) - self.apart
+
+    def _stored(self, x: Floats) -> Floats:
+        return np.asarray(x.astype(self.dtype).astype(np.float64))
+
     def of_weights(self, along: Floats) -> Sums:
         """Of sum_ij p_ij along_ij: the mixture of values, or the gradient of the values."""
         centred = along - (self.trace.weights * along).sum(-1, keepdims=True)
-        return self._of(self.raised * centred, self.raised * along)
+        return _added([self._of(self.raised * centred, self.raised * along), self._of_late(self.raised * along)])
 
     def of_scores(self, step: Backward, along: Floats) -> Sums:
         """Of sum_ij dS_ij along_ij: the gradient of the queries or the keys."""
@@ -266,7 +279,7 @@ class _Noise:
         inner = gap * along
         by_score = inner - (self.trace.weights * inner).sum(-1, keepdims=True) - gap * mean
         sums = [self._of(p * by_score, p * inner), self._of_local(p * d_p * mean), self._of_local(p * d_p * along)]
-        return _added([*sums, self._of_centre(step, mean)])
+        return _added([*sums, self._of_late(p * (inner - d_p * mean)), self._of_centre(step, mean)])
 
     def _of_centre(self, step: Backward, mean: Floats) -> Sums:
         """D from the output: each of its elements is stored before it meets the cotangent."""
@@ -313,10 +326,18 @@ class _Noise:
         return float(np.square(by_query).sum() + np.square(by_key).sum())
 
     def _of_local(self, local: Floats) -> Sums:
-        """Roundings of each weight for itself, of sums and parts of a row, and of weights that share a stored score."""
-        alone = (STORED + STATE_ROUNDINGS) * float(np.square(local).sum())
-        rows = (RESULT + STATE_ROUNDINGS) * float(np.square(local.sum(-1)).sum())
+        """Roundings of each weight for itself, of sums and parts of a row, and of weights that share a stored score.
+
+        Weights are quotients, of parts perhaps, or exponentials of a difference.
+        """
+        parts, row_parts = (np.maximum(STATE_ROUNDINGS, np.square(x)) for x in (self.apart, self.whole[..., 0]))
+        alone = float(((STORED + parts) * np.square(local)).sum())
+        rows = float(((RESULT + row_parts) * np.square(local.sum(-1))).sum())
         return UNIFORM * self.u**2 * (alone + rows + self._tied(local, self.below)), 0.0
+
+    def _of_late(self, local: Floats) -> Sums:
+        """Of weights that are exp(s - lse), each way of storing for itself: known numbers, and rounded as they are."""
+        return 0.0, max(abs(float((each * local).sum())) for each in self.late)
 
     def _tied(self, terms: Floats, stored: Floats) -> float:
         """Sum of the squares of the sums of all terms whose number is stored alike: they share their rounding."""
