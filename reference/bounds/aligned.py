@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from attention_conformance.reference.arrays import Floats
+from attention_conformance.reference.arrays import Floats, Integers
 from attention_conformance.reference.bounds.attention import NEAR, ForwardBounds, forward_bounds
 from attention_conformance.reference.bounds.gradients import gradient_bounds
 from attention_conformance.reference.bounds.precision import STATE_ROUNDINGS, Precision, unit_roundoff
@@ -249,6 +249,14 @@ class _Noise:
         lse = trace.finite_lse
         self.apart, self.whole = np.where(allowed, trace.scores - lse, 0.0), lse - trace.top
         self.late = tuple(self._late())
+        # What follows is used for each direction of each part.
+        self.as_product, self.as_below = (self._bits(each, allowed.shape) for each in (self.products, self.below))
+        self.weight_steps = trace.weights * self.steps
+        self.row_steps = (np.square(trace.weights) * self.steps).sum(-1)
+        self.second_order = tuple(self._second_order())
+        self.parts, self.row_parts = (
+            np.maximum(STATE_ROUNDINGS, np.square(x)) for x in (self.apart, self.whole[..., 0])
+        )
 
     def _steps(self) -> Floats:
         """Variance of each score, in squared roundoffs: the steps of `score_bound`, in quadrature."""
@@ -270,7 +278,8 @@ class _Noise:
     def of_weights(self, along: Floats) -> Sums:
         """Of sum_ij p_ij along_ij: the mixture of values, or the gradient of the values."""
         centred = along - (self.trace.weights * along).sum(-1, keepdims=True)
-        return _added([self._of(self.raised * centred, self.raised * along), self._of_late(self.raised * along)])
+        local = self.raised * along
+        return _added([self._of(self.raised * centred, local), self._of_late(local)])
 
     def of_scores(self, step: Backward, along: Floats) -> Sums:
         """Of sum_ij dS_ij along_ij: the gradient of the queries or the keys."""
@@ -291,7 +300,8 @@ class _Noise:
     def of_result(self, direction: Floats, result: Floats, parts: Floats) -> Sums:
         """Of the elements of a result as they are stored: those of one stored value have one error."""
         each = float((np.square(direction) * self._elements(result, parts)).sum())
-        return UNIFORM * self.u**2 * (each + RESULT * self._tied(direction * result, result)), 0.0
+        stored = self._bits(result, result.shape)
+        return UNIFORM * self.u**2 * (each + RESULT * _tied(direction * result, stored)), 0.0
 
     @staticmethod
     def _elements(result: Floats, parts: Floats) -> Floats:
@@ -303,14 +313,13 @@ class _Noise:
         chance, systematic = self._of_local(local)
         u = self.softmax
         squares = float((self.steps * np.square(by_score)).sum()) + self._of_rows(by_score)
-        ties = self._tied(self.products * by_score, self.products)
-        ties += self._tied(np.sqrt(np.square(self.below) + 1.0) * by_score, self.below)
+        ties = _tied(self.products * by_score, self.as_product)
+        ties += _tied(np.sqrt(np.square(self.below) + 1.0) * by_score, self.as_below)
         # Constants are rounded once for all: the scale, and the change of base.
         constants = self.constants * max(abs(float((each * by_score).sum())) for each in (self.products, self.scores))
-        curved = 0.5 * u * u * sum(abs(float((each * by_score).sum())) for each in self._second_order())
-        rows = np.square(self.trace.weights) * self.steps
-        evened = float(np.abs(rows.sum(-1) * local.sum(-1)).sum())
-        evened += abs(float((self.trace.weights * self.steps * by_score).sum()))
+        curved = 0.5 * u * u * sum(abs(float((each * by_score).sum())) for each in self.second_order)
+        evened = float(np.abs(self.row_steps * local.sum(-1)).sum())
+        evened += abs(float((self.weight_steps * by_score).sum()))
         return chance + UNIFORM * u * u * (squares + ties), systematic + constants + curved + u * u * evened
 
     def _second_order(self) -> Iterator[Floats]:
@@ -330,20 +339,22 @@ class _Noise:
 
         Weights are quotients, of parts perhaps, or exponentials of a difference.
         """
-        parts, row_parts = (np.maximum(STATE_ROUNDINGS, np.square(x)) for x in (self.apart, self.whole[..., 0]))
-        alone = float(((STORED + parts) * np.square(local)).sum())
-        rows = float(((RESULT + row_parts) * np.square(local.sum(-1))).sum())
-        return UNIFORM * self.u**2 * (alone + rows + self._tied(local, self.below)), 0.0
+        alone = float(((STORED + self.parts) * np.square(local)).sum())
+        rows = float(((RESULT + self.row_parts) * np.square(local.sum(-1))).sum())
+        return UNIFORM * self.u**2 * (alone + rows + _tied(local, self.as_below)), 0.0
 
     def _of_late(self, local: Floats) -> Sums:
         """Of weights that are exp(s - lse), each way of storing for itself: known numbers, and rounded as they are."""
         return 0.0, max(abs(float((each * local).sum())) for each in self.late)
 
-    def _tied(self, terms: Floats, stored: Floats) -> float:
-        """Sum of the squares of the sums of all terms whose number is stored alike: they share their rounding."""
-        bits = np.broadcast_to(stored, terms.shape).astype(self.dtype).view(np.uint16)
-        sums = np.bincount(bits.ravel(), terms.ravel(), minlength=1)
-        return float(np.square(sums).sum())
+    def _bits(self, numbers: Floats, shape: tuple[int, ...]) -> Integers:
+        """The numbers as they are stored, one after another."""
+        return np.broadcast_to(numbers, shape).astype(self.dtype).view(np.uint16).ravel().astype(np.intp)
+
+
+def _tied(terms: Floats, stored: Integers) -> float:
+    """Sum of the squares of the sums of all terms whose number is stored alike: they share their rounding."""
+    return float(np.square(np.bincount(stored, terms.ravel(), minlength=1)).sum())
 
 
 def _rounded_constants(scale: float, dtype: np.dtype[Any]) -> float:
