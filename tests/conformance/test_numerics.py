@@ -32,6 +32,12 @@ half, of which truncation takes most: bfloat16 has few enough digits for both.
 """
 LONG = Case(seed=43, score_std=1.0).sized(batch=1, num_heads=8, query_length=33, key_length=1030, d_k=16, d_v=16)
 """The same for what is wrong in long rows only."""
+SQUARE = Case(seed=44, causal=True, score_std=0.5).sized(
+    batch=2, num_heads=8, query_length=160, key_length=160, d_k=16, d_v=16
+)
+"""Rows whose last keys are the tile that a causal kernel masks and does not skip, of 16 to 128 keys."""
+LAST = 32
+"""Rows of it that have a cotangent: of a gradient of all rows the last ones are a small part."""
 ONE = Case().sized(batch=1, num_heads=1, d_v=4)
 IN_LINE = (
     replace(ONE, seed=4).sized(query_length=1, key_length=16387),
@@ -79,6 +85,14 @@ def test_bound(judge: Judge) -> None:
     if judge.dtype in HALF and judge.claims.scope is Scope.OP:
         cases = judge.cases(*many(judge.dtype), *([LONG] if Feature.CROSS in judge.claims else []))
         judge.assert_all_conform(cases, *judge.parts(), context=lambda _: "roundings of many rows even out")
+        for case in judge.cases(*([SQUARE] if Feature.CAUSAL in judge.claims else [])):
+            problem = changed(judge.problem(case), cotangent=_of_last_rows)
+            _assert_answer(judge, case, problem, f"the last {LAST} of {case.sizes.query_length} rows")
+
+
+def _of_last_rows(cotangent: Array) -> Array:
+    cotangent[..., :-LAST, :] = 0.0
+    return cotangent
 
 
 def many(dtype: str) -> list[Case]:
@@ -111,16 +125,16 @@ def _assert_sums_of_one_sign(judge: Judge) -> None:
     """Sums over keys, and over queries, of so many terms of one sign that a half type loses digits or its range."""
     for proposed, size in zip(IN_LINE, SIZES[judge.dtype], strict=True):
         for case in judge.cases(proposed):
-            _assert_in_line(judge, case, in_line(judge.problem(case), size))
+            _assert_answer(judge, case, in_line(judge.problem(case), size), SUMS)
     for case in judge.cases(PAST_FLOAT16) if judge.dtype == "bfloat16" else ():
-        _assert_in_line(judge, case, in_line(judge.problem(case).forward_only(), 1.0))
+        _assert_answer(judge, case, in_line(judge.problem(case).forward_only(), 1.0), SUMS)
 
 
-def _assert_in_line(judge: Judge, case: Case, problem: Problem) -> None:
-    result = judge.answer(case, problem, SUMS)
+def _assert_answer(judge: Judge, case: Case, problem: Problem, context: str) -> None:
+    result = judge.answer(case, problem, context)
     if result is not None:
         expected = judge.solve(problem).parts
-        judge.compare(case, result, expected, judge.expanded(("output", "gradients"), problem), SUMS)
+        judge.compare(case, result, expected, judge.expanded(("output", "gradients"), problem), context)
 
 
 @clause("numerics.overflow-shows", dtypes=("float16",))
