@@ -102,7 +102,7 @@ CASE_OPTIONS = (
         "query_lens",
         Extension(query_lens=True),
         {"query_lens": ("query_seq_lengths", "q_seq_lens", "q_lens")},
-        convention="empty_row_query",
+        convention="padded_queries",
     ),
     CaseOption(
         Feature.SINKS,
