@@ -259,6 +259,7 @@ class Conventions:
     empty_row_float: EmptyRow = EmptyRow.ZEROS
     empty_row_padding: EmptyRow = EmptyRow.ZEROS
     empty_row_causal: EmptyRow = EmptyRow.ZEROS
+    padded_queries: EmptyRow = EmptyRow.ZEROS
     bool_mask: Polarity = Polarity.MAY_ATTEND
     softmax_precision: SoftmaxPrecision = SoftmaxPrecision.WORKING
     group_order: GroupOrder = GroupOrder.CONSECUTIVE

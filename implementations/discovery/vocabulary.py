@@ -36,11 +36,14 @@ class Option:
     unfelt: Callable[[int], Any] = lambda heads: None
 
 
+MASK_NAMES = (
+    *("mask", "attention_mask", "self_attn_mask", "src_mask", "tgt_mask", "padding_mask", "pad_mask", "key_mask"),
+    *("key_masks", "kv_mask", "x_mask", "input_mask", "src_key_padding_mask", "masks"),
+)
+"""Names of masks that state neither their form nor what True means in them."""
 OPTIONS: Mapping[str, Option] = {
-    "bool_mask": Option(("attn_mask", "mask", "attention_mask"), (Feature.BOOL_MASK,)),
-    "float_mask": Option(
-        ("attn_bias", "bias", "attn_mask", "mask", "attention_mask"), (Feature.FLOAT_MASK, Feature.MASK_GRADIENT)
-    ),
+    "bool_mask": Option(("attn_mask", *MASK_NAMES), (Feature.BOOL_MASK,)),
+    "float_mask": Option(("attn_bias", "bias", "attn_mask", *MASK_NAMES), (Feature.FLOAT_MASK, Feature.MASK_GRADIENT)),
     "key_padding_mask": Option(("key_padding_mask",), (Feature.KEY_PADDING,)),
     "valid_lens": Option(("valid_lens", "valid_len", "valid_lengths"), (Feature.VALID_LENS,)),
     "is_causal": Option(("is_causal", "causal"), (Feature.CAUSAL,), neutral=False),
@@ -71,7 +74,7 @@ PARTNERS = {
 """An option about queries, and the one about keys that it needs."""
 FOR_BOTH = {"query_segments": "segment_ids", "query_positions": "position_ids"}
 """Options about queries, and names of theirs that mean queries and keys alike."""
-DISPENSABLE = ("enable_gqa", "key_segments", "key_positions")
+DISPENSABLE = ("enable_gqa", "key_segments", "key_positions", "rotary_dim")
 """Options that are left out where a callable has no parameter for them: shapes, or the ids of queries, imply them."""
 WEIGHTS_RETURNED: Mapping[str, object] = {"need_weights": True, "average_attn_weights": False}
 """What makes a callable return the weights of each head."""

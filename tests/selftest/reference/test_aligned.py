@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, Scores, Values
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Array
-from attention_conformance.tests.conformance.test_numerics import many
+from attention_conformance.tests.conformance.test_numerics import IN_LINE, SIZES, TALL, many
 from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.relations import in_line
 from attention_conformance.tests.selftest.reference.half_margins import PARTS, answers_of
 from attention_conformance.tests.selftest.reference.half_styles import RIGHT, Style
 
@@ -21,6 +23,8 @@ FEW = Case(seed=5, score_std=2.0).sized(batch=1, num_heads=2, query_length=7, ke
 EQUAL = replace(FEW, scores=Scores.EQUAL)
 CONSTANT = replace(FEW, values=Values.CONSTANT)
 HALVES = ("bfloat16", "float16")
+COMPOSED = ("eager", "written out", "log-softmax", "divided last", "wide softmax")
+"""Styles that store most."""
 
 
 @cache
@@ -40,6 +44,32 @@ def test_right_styles_stay_within_the_bounds(case: Case, dtype: str) -> None:
     for name, style in RIGHT.items():
         own = ratios(answers_of(style, problem), parts)
         assert max(own) < 0.5, name
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_styles_that_store_most_are_right_where_all_roundings_agree(dtype: str) -> None:
+    alike = [in_line(build(case, dtype), SIZES[dtype], by) for case, by in zip(IN_LINE, TALL[dtype], strict=True)]
+    for problem in (*alike, *(build(case, dtype) for case in many(dtype))):
+        parts = solve(problem, returned=()).parts
+        for name in COMPOSED:
+            answers = answers_of(RIGHT[name], problem)
+            worst = max(compare(part, answers[part], parts[part], dtype).worst for part in PARTS)
+            assert worst < 0.9, name
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("case", [FEW, EQUAL, CONSTANT, FEW.sized(num_heads=4, num_kv_heads=2)], ids=str)
+def test_what_is_known_at_once_is_less_than_the_whole_bound(case: Case, dtype: str) -> None:
+    for part in expected(case, dtype).values():
+        assert all(each.least < each.bound for each in part.aligned)
+
+
+def test_what_is_not_worked_out_is_below_what_is_known() -> None:
+    parts, problem = expected(SQUARE, "bfloat16"), build(SQUARE, "bfloat16")
+    answers = answers_of(RIGHT["eager"], problem)
+    for part, known in product(PARTS, (0.0, 0.01, 0.1, 1.0)):
+        whole, brief = (compare(part, answers[part], parts[part], "bfloat16", share).worst for share in (0.0, known))
+        assert max(known, brief) == max(known, whole)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
