@@ -50,6 +50,7 @@ class Hypothesis:
         rank: which of two that explain the same is named: conventions, then the catalogue, then causes.
         affects: whether the answer to a problem may differ from the right one.
         edit: the change of the stages that it is, if it is one.
+        several: its answers, where it empties rows for which there is no rule; the first one is `answer`.
     """
 
     name: str
@@ -59,6 +60,11 @@ class Hypothesis:
     rank: float = 1
     affects: Callable[[Problem], bool] = lambda problem: True
     edit: Edit | None = None
+    several: Callable[[Problem], Iterator[Result]] | None = None
+
+    def answers(self, problem: Problem) -> Iterator[Result]:
+        """What it may answer; one answer for most."""
+        yield from [self.answer(problem)] if self.several is None else self.several(problem)
 
     def applies_to(self, problem: Problem) -> bool:
         """Whether it gets the whole problem: what a defect does not claim it may leave aside without mistake."""

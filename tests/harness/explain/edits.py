@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 import torch
 
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.conventions import Conventions, EmptyRow
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.explain.causes import Hypothesis
 from attention_conformance.tests.harness.explain.changes import of_entry, together
+from attention_conformance.tests.harness.explain.emptied import unforeseen
 from attention_conformance.tests.harness.explain.inner_rotations import inner_rotations
 from attention_conformance.tests.harness.explain.staged import STAGES, Stage, State, opened, result_of, run
 from attention_conformance.tests.harness.explain.variants import variants
@@ -74,11 +75,23 @@ class Edit:
 
     def answer(self, problem: Problem, conventions: Conventions) -> Result:
         """What an implementation with this mistake answers."""
+        return next(self.answers(problem, conventions))
+
+    def answers(self, problem: Problem, conventions: Conventions) -> Iterator[Result]:
+        """What an implementation with this mistake answers, and what else where it empties rows: these have no rule."""
         states, stages = _before(problem, conventions), self.change(STAGES)
         pairs = enumerate(zip(stages, STAGES, strict=False))
         same = next((n for n, (own, right) in pairs if own is not right), min(len(stages), len(STAGES)))
-        *_, last = run(stages[same:], states[same])
-        return result_of(problem, last)
+        last = _ended(problem, stages[same:], states[same])
+        yield result_of(problem, last)
+        for filling in EmptyRow if unforeseen(last) else ():
+            yield result_of(problem, _ended(problem, stages[same:], states[same] | {"unforeseen": filling}))
+
+
+def _ended(problem: Problem, stages: Stages, state: State) -> State:
+    with torch.set_grad_enabled(problem.cotangent is not None):
+        *_, last = run(stages, state)
+    return last
 
 
 def both(one: Edit, two: Edit, claimed: Conventions) -> Hypothesis:
@@ -105,12 +118,10 @@ def edited(claimed: Conventions) -> list[Hypothesis]:
 
 
 def hypothesis(edit: Edit, claimed: Conventions) -> Hypothesis:
-    def answer(problem: Problem) -> Result:
-        with torch.set_grad_enabled(problem.cotangent is not None):
-            return edit.answer(problem, claimed)
-
+    answers: Callable[[Problem], Iterator[Result]] = lambda problem: edit.answers(problem, claimed)  # noqa: E731
     affects = lambda problem: not edit.about or edit.affects(problem, claimed)  # noqa: E731
-    return Hypothesis(edit.words, edit.repair, answer, rank=edit.rank, affects=affects, edit=edit)
+    first: Callable[[Problem], Result] = lambda problem: edit.answer(problem, claimed)  # noqa: E731
+    return Hypothesis(edit.words, edit.repair, first, rank=edit.rank, affects=affects, edit=edit, several=answers)
 
 
 def alone(edit: Edit, parts: tuple[str, ...], claimed: Conventions) -> Hypothesis:

@@ -181,9 +181,11 @@ class _Search:
 
     def _at_once(self, sound: Sequence[Score], when: tuple[Condition, ...]) -> Explanation | None:
         """Two mistakes in different steps of one computation, the first of which explains some failing cases alone."""
-        score = next((score for score in sound if _steps(score.hypothesis)), None)
-        if score is None:
-            return None
+        firsts = [next((s for s in sound if of(s.hypothesis)), None) for of in (_has_steps, _is_edit)]
+        return next(filter(None, (self._with(score, when) for score in firsts if score is not None)), None)
+
+    def _with(self, score: Score, when: tuple[Condition, ...]) -> Explanation | None:
+        """The first of two mistakes, and another one of its kind."""
         first, known = score.hypothesis, {id(each) for each in score.explained}
         rest = sorted((e for e in self.failing if id(e) not in known), key=lambda e: e.problem.query.size)
         for second in self.listed if first.edit is None else _edits(self.claimed):
@@ -223,9 +225,13 @@ def _wrong(hypothesis: Hypothesis, each: Observation) -> bool:
     return any(own.error(part) > 1.0 for part in each.parts if part_of(other, part) is not None)
 
 
-def _steps(hypothesis: Hypothesis) -> bool:
-    """Whether it can be made together with others."""
-    return hypothesis.edit is not None or (hypothesis.defect is not None and bool(hypothesis.defect.replaced))
+def _has_steps(hypothesis: Hypothesis) -> bool:
+    """Whether it can be made together with other defects."""
+    return hypothesis.defect is not None and bool(hypothesis.defect.replaced)
+
+
+def _is_edit(hypothesis: Hypothesis) -> bool:
+    return hypothesis.edit is not None
 
 
 def _both(one: Hypothesis, two: Hypothesis, claimed: Conventions) -> Hypothesis | None:
