@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,6 +35,8 @@ OPTIONS: Mapping[Feature, Callable[[Problem], bool]] = {
 BIASES = ("alibi", "relative_bias", "bucketed_bias")
 POSITIONED = ("rotary_base", "rotary_dim", "rotary_tables", "position_ids", "query_start", "query_starts")
 IGNORED = ("softcap", *BIASES, "sinks", *POSITIONED, "qk_norm", "head_gates", "output_gates")
+INTENDED = "If this is intended, it is no mistake: add --convention "
+"""The repair of what is a convention, before its key and value."""
 DIGITS = 1e-6
 """How well a factor that is measured on one case has to agree between its elements, relative to itself, in float64."""
 
@@ -70,6 +73,14 @@ class Hypothesis:
         """Whether it gets the whole problem: what a defect does not claim it may leave aside without mistake."""
         claimed = None if self.defect is None else self.defect.implementation.claims
         return claimed is None or all(each in claimed for each, given in OPTIONS.items() if given(problem))
+
+
+def repairs(of: Sequence[str]) -> str:
+    """The repairs of several mistakes; what is to be added to the command for conventions is one sentence."""
+    text = " ".join(dict.fromkeys(of))
+    settings = re.findall(f"{INTENDED}(.+?)\\.(?= |$)", text)
+    others = re.sub(f"{INTENDED}.+?\\.( |$)", "", text).strip()
+    return " ".join([*filter(None, [others]), *([f"{INTENDED}{' --convention '.join(settings)}."] if settings else [])])
 
 
 def answering(conventions: Conventions) -> Callable[[Problem], Result]:

@@ -14,11 +14,11 @@ from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Level, load
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.harness.explain.causes import Hypothesis
+from attention_conformance.tests.harness.explain.causes import INTENDED, Hypothesis, repairs
 from attention_conformance.tests.harness.explain.conditions import Condition, conditions
-from attention_conformance.tests.harness.explain.hypotheses import hypotheses
+from attention_conformance.tests.harness.explain.hypotheses import following, hypotheses
 from attention_conformance.tests.harness.explain.magnitudes import parts, sizes
-from attention_conformance.tests.harness.explain.naming import Explanation, explanation
+from attention_conformance.tests.harness.explain.naming import RAISING, Explanation, conventions_that_help, explanation
 from attention_conformance.tests.harness.explain.narrowing import narrower
 from attention_conformance.tests.harness.explain.neighbours import neighbour
 from attention_conformance.tests.harness.explain.observation import WITHOUT_DIGITS, Observation, Prober, observed
@@ -189,6 +189,12 @@ def _of_cases(
     listed = [h for h in hypotheses(implementation.claims.scope, claimed) if h.name not in unknown]
     clauses = {each.clause for each in checks}
     found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several)
+    if several and (found is None or found.rest not in ("", RAISING)):
+        for convention in conventions_that_help(listed, failing, passing, claimed)[:1]:
+            other = following(implementation, convention)
+            beside = _of_cases(other, compared, checks, device, dtypes, unknown, several=False)
+            if beside.explanation is not None:
+                return _beside(convention, beside, len(failing))
     if found is not None:
         own = {id(each) for h in found.hypotheses for each in scored(h, [*empty, *both], (), claimed).explained}
         others = [each for each in [*empty, *both] if id(each) not in own]
@@ -209,10 +215,9 @@ def _of_cases(
         return _claim(name, len(failing))
     spots = [*places(wider(failing, triggers.prober))]
     for spot in spots:
-        there, elsewhere = ([spot.alone(each) for each in seen] for seen in (failing, passing))
-        numbers = [each for each in there if each.failing and each.wrong_numbers]
+        there, elsewhere = ([spot.alone(each) for each in all_] for all_ in (failing, passing))
         found = explanation(listed, there, elsewhere, clauses, claimed, lambda: triggers.found, several=False)
-        if found is not None and len(numbers) > 1:
+        if found is not None and len([each for each in there if each.wrong_numbers]) > 1:
             return _named(found, None, len(failing), in_dtypes, spot.words)
     where = [spot.words for spot in spots]
     found_when = [each.words for each in triggers.found if not any(f"in {each.extent} from" in p for p in where)]
@@ -222,10 +227,15 @@ def _of_cases(
     return Diagnosis("", 0, len(failing), when=tuple(when), everywhere=everywhere, raises=raises)
 
 
+def _beside(convention: Hypothesis, rest: Diagnosis, of: int) -> Diagnosis:
+    """What is diagnosed where the convention is followed, and the convention."""
+    explains, repair = of - rest.of + rest.explains, repairs([rest.repair, convention.repair])
+    return replace(rest, second=(*rest.second, convention.name), repair=repair, of=of, explains=explains)
+
+
 def _claim(name: str, of: int) -> Diagnosis:
     """A convention under which everything that fails would hold."""
-    repair = f"If this is intended, it is no mistake: add --convention {name}."
-    return Diagnosis(name, of, of, repair=repair, claim=True)
+    return Diagnosis(name, of, of, repair=f"{INTENDED}{name}.", claim=True)
 
 
 def _named(
@@ -240,7 +250,7 @@ def _named(
         of,
         found.agrees,
         tuple(second),
-        " ".join(each.repair for each in several),
+        repairs([each.repair for each in several]),
         (*in_dtypes, *(each.words for each in found.conditions), *([place] if place else [])),
         rest=found.rest,
         explanation=found,

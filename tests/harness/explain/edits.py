@@ -151,6 +151,7 @@ def _all() -> tuple[Edit, ...]:
         *_of_entries(),
         *_together(),
         *_always(),
+        *_always_causal(),
         *_inside(),
         *_inputs(),
         *_variants(),
@@ -224,7 +225,16 @@ def _together() -> Iterator[Edit]:
         stage = next(stage for stage in STAGES if stage.name == name)
         inserted = Stage(words, partial(_each, entries, change), entries, entries[0])
         edit = partial(_replaced, stage, (inserted, stage))
-        yield Edit(words, "Take them as they are.", edit, ((STAGES[-1], entries[0]),), ENTRY)
+        repair = next((text for word, text in OF_SEVERAL.items() if word in words), "Take them as they are.")
+        yield Edit(words, repair, edit, ((STAGES[-1], entries[0]),), ENTRY)
+
+
+OF_SEVERAL = {
+    "heads ": "Split the width into heads and tokens by view(B, L, H, d).transpose(1, 2), and merge it the other way.",
+    "rounded": "Keep the dtype of the inputs.",
+    "normalised": "Take them with the lengths that they have.",
+}
+"""How a change of several entries is repaired, by a word of what is wrong."""
 
 
 def _each(entries: tuple[str, ...], change: Callable[[Any], Any], state: State) -> State:
@@ -237,6 +247,20 @@ def _always() -> Iterator[Edit]:
         inserted = Stage(words, lambda state, e=entry, v=value: {e: v if state[e] is None else state[e]}, ())  # type: ignore[misc]
         change = partial(_replaced, STAGES[0], (inserted, STAGES[0]))
         yield Edit(f"{words} applied without being given", f"Apply the {words} only if it is given.", change, (), ENTRY)
+
+
+def _always_causal() -> Iterator[Edit]:
+    """Slips of a triangle that nobody asked for."""
+    inserted = Stage("causal flag", lambda state: {"causal": True}, ())
+    for edit in (*_moved(), *_of_entries(), *_variants()):
+        if TRIANGLE in {stage for stage, _ in edit.about} and all(
+            stage is TRIANGLE or not stage.needs for stage, _ in edit.about
+        ):
+            change: Change = lambda stages, own=edit.change: (inserted, *own(stages))  # type: ignore[misc]  # noqa: E731
+            yield Edit(f"always causal, and {edit.words}", edit.repair, change, (), VARIANT)
+
+
+TRIANGLE = next(stage for stage in STAGES if stage.name == "causal triangle")
 
 
 def _inside() -> Iterator[Edit]:

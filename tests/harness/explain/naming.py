@@ -19,7 +19,7 @@ from attention_conformance.spec.inputs import build
 from attention_conformance.tests.harness.explain.causes import Hypothesis, fitted_causes
 from attention_conformance.tests.harness.explain.conditions import Condition
 from attention_conformance.tests.harness.explain.observation import Observation, answered
-from attention_conformance.tests.harness.explain.pattern import options
+from attention_conformance.tests.harness.explain.pattern import NUMBERS, options
 from attention_conformance.tests.harness.explain.scoring import Score, scored
 from attention_conformance.tests.harness.judge.comparison import part_of
 
@@ -29,6 +29,7 @@ KEPT = 16
 """Hypotheses that are tried with all cases."""
 CASES = 2
 """A hypothesis that explains fewer cases is no explanation."""
+ALWAYS = "Do so in every case, or in none."
 RAISING = "an exception of their own"
 MOST = 0.75
 """The share of failing cases that one hypothesis has to explain, and that two have to explain together."""
@@ -88,6 +89,19 @@ def explanation(
         if found := find(()) or (find(when) if when else None):
             return found
     return None
+
+
+def conventions_that_help(
+    listed: Sequence[Hypothesis],
+    failing: Sequence[Observation],
+    passing: Sequence[Observation],
+    claimed: Conventions,
+) -> list[Hypothesis]:
+    """Conventions that explain some failing cases, and that nothing speaks against: a mistake may be beside them."""
+    followed = [each for each in listed if each.rank == 0 and not each.name.startswith("premise")]
+    scores = [scored(each, failing, passing, claimed) for each in followed if not each.name.startswith("empty-row")]
+    helping = [score for score in scores if len(score.explained) >= CASES and not score.contradicting]
+    return [score.hypothesis for score in sorted(helping, key=lambda score: score.rank)]
 
 
 @dataclass(frozen=True)
@@ -193,8 +207,14 @@ class _Search:
             if both is not None and scored(both, rest[:1], (), self.claimed).explained and _wrong(second, rest[0]):
                 score = scored(both, self.failing, self.passing, self.claimed)
                 if len(score.explained) == len(self.failing) and self._sound(score, when):
-                    return self._of((first, second), score, when)
+                    return self._of((first, self._as_convention(second)), score, when)
         return None
+
+    def _as_convention(self, hypothesis: Hypothesis) -> Hypothesis:
+        """Of masks that are all boolean, another meaning may be intended."""
+        numbers = any(NUMBERS in options(each.case) for each in (*self.failing, *self.passing))
+        other = next((each for each in self.listed if each.name.startswith("bool-mask=")), hypothesis)
+        return other if hypothesis.name == "mask negated" and not numbers else hypothesis
 
 
 def _all_alike(failing: Sequence[Observation]) -> bool:
@@ -205,7 +225,9 @@ def _all_alike(failing: Sequence[Observation]) -> bool:
 
 def _only_sometimes(hypothesis: Hypothesis) -> Hypothesis:
     """A convention that is followed under a condition is none: to claim it would not make anything conform."""
-    return replace(hypothesis, repair="Do so in every case, or in none.") if hypothesis.rank == 0 else hypothesis
+    kept = [part for part in hypothesis.repair.split(";") if "--convention" not in part and " claim " not in part]
+    repair = f"{';'.join(kept).removesuffix('.')}." if kept and hypothesis.rank != 0 else ALWAYS
+    return replace(hypothesis, repair=repair)
 
 
 def _edits(claimed: Conventions) -> list[Hypothesis]:
@@ -260,7 +282,9 @@ def _differ(one: Hypothesis, two: Hypothesis) -> bool:
     for case in EXAMPLES:
         problem = build(case, "float64").forward_only()
         first, second = (answered(partial(h.answer, problem))[0] for h in (one, two))
-        if first is not None and second is not None and not np.allclose(first.output, second.output, equal_nan=True):
+        outputs = [each.output for each in (first, second) if each is not None]
+        alike = len(outputs) == 2 and outputs[0].shape == outputs[1].shape
+        if alike and not np.allclose(*outputs, equal_nan=True):
             return True
     return False
 

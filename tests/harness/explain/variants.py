@@ -222,7 +222,7 @@ CAPS: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 
 def _filled_keys(state: State, tile: int) -> State:
-    """Zero scores up to a whole tile, or without tiles up to the number of queries, as of keys that stand after the given ones: a causal triangle hides these."""
+    """Zero scores up to a whole tile, or up to the number of queries: a causal triangle hides keys that stand after."""
     scores, keys = state["scores"], state["key_places"]
     number = -scores.shape[-1] % tile if tile else max(0, scores.shape[-2] - scores.shape[-1])
     more = torch.zeros(*scores.shape[:-1], number, dtype=scores.dtype)
