@@ -179,11 +179,12 @@ def _of_cases(
     empty = [each for each, rest in zip(failing, left, strict=True) if not rest.failing]
     both = [each.empty_rows_alone(claimed) for each, rest in zip(failing, left, strict=True) if rest.failing]
     both = [each for each in both if each.failing]
-    if (empty or both) and len(empty) < len(failing):
-        passing = [each.without_empty_rows(claimed) for each in passing]
-        failing, whole = [rest for rest in left if rest.failing], False
+    whole = not (empty or both) or len(empty) == len(failing)
+    if len(empty) < len(failing):  # what passes through such rows to gradients is their own affair
+        failing = [rest for rest in left if rest.failing]
+        passing = passing if whole else [each.without_empty_rows(claimed) for each in passing]
     else:
-        empty, whole = [], True
+        empty = []
     triggers = _Triggers(implementation, failing, device, whole)
     failing += triggers.repeated(MADE - len(failing))
     listed = [h for h in hypotheses(implementation.claims.scope, claimed) if h.name not in unknown]
@@ -191,8 +192,8 @@ def _of_cases(
     found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several)
     if several and (found is None or found.rest not in ("", RAISING)):
         for convention in conventions_that_help(listed, failing, passing, claimed)[:1]:
-            other = following(implementation, convention)
-            beside = _of_cases(other, compared, checks, device, dtypes, unknown, several=False)
+            follower = following(implementation, convention)
+            beside = _of_cases(follower, compared, checks, device, dtypes, unknown, several=False)
             if beside.explanation is not None:
                 return _beside(convention, beside, len(failing))
     if found is not None:
@@ -214,11 +215,15 @@ def _of_cases(
     if name and len(clauses) >= CLAUSES:
         return _claim(name, len(failing))
     spots = [*places(wider(failing, triggers.prober))]
+    mistakes = [each for each in listed if each.defect or "--" not in each.repair]  # conventions hold everywhere
     for spot in spots:
         there, elsewhere = ([spot.alone(each) for each in all_] for all_ in (failing, passing))
-        found = explanation(listed, there, elsewhere, clauses, claimed, lambda: triggers.found, several=False)
+        mistakes = [
+            each for each in listed if each.defect or "--" not in each.repair
+        ]  # a convention is followed everywhere
+        found = explanation(mistakes, there, elsewhere, clauses, claimed, lambda: triggers.found, several=False)
         if found is not None and len([each for each in there if each.wrong_numbers]) > 1:
-            return _named(found, None, len(failing), in_dtypes, spot.words)
+            return _named(found.only_sometimes(), None, len(failing), in_dtypes, spot.words)
     where = [spot.words for spot in spots]
     found_when = [each.words for each in triggers.found if not any(f"in {each.extent} from" in p for p in where)]
     size = [] if found_when else [*sizes(failing, passing, triggers.prober, claimed)]

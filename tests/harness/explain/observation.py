@@ -60,12 +60,14 @@ class Observation:
         visible = np.asarray(allowed_keys(self.problem, conventions).any(-1))
         if visible.size and visible.all():
             return self
-        return self.of_rows(visible[..., None] if self.problem.scope is Scope.OP else visible.all(1)[..., None])
+        rows = visible if self.problem.scope is Scope.OP else np.asarray(visible.all(1))
+        return self.of_rows(rows[..., None])
 
     def empty_rows_alone(self, conventions: Conventions) -> Observation:
         """The same with nothing but the output in rows without any key."""
         visible = np.asarray(allowed_keys(self.problem, conventions).any(-1))
-        return self.of_rows(~visible[..., None] if self.problem.scope is Scope.OP else ~visible.any(1)[..., None])
+        rows = ~visible if self.problem.scope is Scope.OP else ~np.asarray(visible.any(1))
+        return self.of_rows(rows[..., None])
 
     def of_rows(self, rows: Booleans) -> Observation:
         """The same with nothing but these elements of the output."""
