@@ -218,9 +218,6 @@ def _of_cases(
     mistakes = [each for each in listed if each.defect or "--" not in each.repair]  # conventions hold everywhere
     for spot in spots:
         there, elsewhere = ([spot.alone(each) for each in all_] for all_ in (failing, passing))
-        mistakes = [
-            each for each in listed if each.defect or "--" not in each.repair
-        ]  # a convention is followed everywhere
         found = explanation(mistakes, there, elsewhere, clauses, claimed, lambda: triggers.found, several=False)
         if found is not None and len([each for each in there if each.wrong_numbers]) > 1:
             return _named(found.only_sometimes(), None, len(failing), in_dtypes, spot.words)

@@ -57,8 +57,8 @@ def variants() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
     for name, entries, made in ROUNDED:
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             words = f"{name} computed in {str(dtype).removeprefix('torch.')}"
-            change = partial(_rounded, name=name, entries=entries, made=made, dtype=dtype)
-            yield name, words, "Compute in the dtype of the inputs, or in a wider one.", change
+            rounded = partial(_rounded, name=name, entries=entries, made=made, dtype=dtype)
+            yield name, words, "Compute in the dtype of the inputs, or in a wider one.", rounded
     for words, change in POOLS.items():
         yield "relative bias", words, "Add the entry of each distance, the outermost ones for all beyond.", change
 

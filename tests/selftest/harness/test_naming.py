@@ -82,7 +82,7 @@ def filled_up(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tens
     ("function", "cases", "names", "when"),
     [
         (Steps(add_causal=own_key_hidden), CAUSAL, ("the causal triangle hides each query's own key",), ()),
-        (last_head_without_scale, PLAIN, ("no-scale",), ("in the last head",)),
+        (last_head_without_scale, PLAIN, ("scores not scaled",), ("in the last head",)),
         (nan_and_scaled_late, BOOL, ("scale-after-softmax", "empty-row=nan"), ()),
         (causal_after_the_softmax, PLAIN, ("always causal, and causal triangle after the softmax",), ()),
         (other_corner_and_sign, ALIBI, ("slopes negated", "causal-alignment=bottom-right"), ()),
