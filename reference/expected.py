@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -96,9 +97,16 @@ def solve(
             by_name = gradients(problem, trace)
             errors = gradient_bounds(problem, trace, bounds, working)
             parts |= {f"gradients.{name}": Expected(by_name[name], errors[name]) for name in by_name}
-        aligned = aligned_bounds(problem, trace, bounds, {name: part.value for name, part in parts.items()})
+        values, again = {name: part.value for name, part in parts.items()}, (problem, conventions, working)
+        aligned = aligned_bounds(problem, trace, bounds, values, partial(_solved_anew, *again))
         parts |= {name: replace(parts[name], aligned=several) for name, several in aligned.items()}
     return Solution(parts, trace)
+
+
+def _solved_anew(problem: Problem, conventions: Conventions, working: Precision) -> tuple[Trace, ForwardBounds]:
+    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+        trace = Pipeline().run(problem, conventions)
+        return trace, forward_bounds(problem, trace, working)
 
 
 def _returned(

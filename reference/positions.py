@@ -80,12 +80,20 @@ def positions(problem: Problem, conventions: Conventions) -> Positions:
         if real is not None and conventions.causal_alignment is Alignment.BOTTOM_RIGHT_REAL:
             same = queries[:, :, None] == keys[:, None, :]
             length = np.where(same & real[:, None, :], place[:, None, :] + 1, 0).max(-1, initial=0)
-        first = length - _members(queries, queries)
+        first = length - _real_queries(problem, conventions, queries)
     of_query = _within(queries) + first
     if real is None or conventions.padded_positions is PaddedPositions.COUNTED:
         return Positions(of_query, place, queries, keys)
     of_key = _among_real(keys, place, keys, place, real)
     return Positions(_among_real(queries, of_query, keys, place, real), of_key, queries, keys)
+
+
+def _real_queries(problem: Problem, conventions: Conventions, queries: Integers) -> Integers:
+    """(B, L): how many queries the document of each has; of real ones alone, where real keys alone count."""
+    lengths = problem.extras.get("query_lens")
+    if lengths is None or conventions.causal_alignment is not Alignment.BOTTOM_RIGHT_REAL:
+        return _members(queries, queries)
+    return np.broadcast_to(lengths.astype(np.int64)[:, None], queries.shape)
 
 
 def _real(problem: Problem) -> Booleans | None:

@@ -57,13 +57,13 @@ class Visibility:
 def visibility(problem: Problem, conventions: Conventions, places: Positions | None = None) -> Visibility:
     """The union of attn_mask, padding, valid lengths, causal flag, window and documents, and all that is added.
 
-    The answer for an empty row is that of the mask that emptied it: attn_mask first, then padding, then what follows
-    from positions: causal flag, window and documents.
+    The answer for an empty row is that of what emptied it: the length of its sample's queries first, attn_mask, then
+    padding, then what follows from positions: causal flag, window and documents.
     """
     shape = (problem.batch, problem.num_heads, problem.query.shape[-2], problem.key.shape[-2])
     problem, places = in_force(problem, conventions), places or positions(problem, conventions)
     masked, padded, placed = _kept(problem), _padding(problem), _placed(problem, conventions, places)
-    allowed = masked & padded & placed
+    allowed = masked & padded & placed & _asked(problem)
     allowed = np.broadcast_to(allowed, (*allowed.shape[:-4], *shape))
     answers = _answers(problem, conventions, masked, padded, allowed)
     return _extended(problem, Visibility(allowed, _added(problem, allowed, places), answers))
@@ -103,6 +103,14 @@ def _leading(lengths: Array, key_length: int) -> Booleans:
     counts = np.asarray(lengths, dtype=np.int64)
     counts = counts[:, None, None, None] if counts.ndim == 1 else counts[:, None, :, None]
     return np.arange(key_length) < counts
+
+
+def _asked(problem: Problem) -> Booleans:
+    """Broadcasts to (B, H, Lq, Lk), True = a real query."""
+    lengths = problem.extras.get("query_lens")
+    if lengths is None:
+        return EVERYTHING
+    return np.asarray(np.arange(problem.query.shape[-2]) < lengths[:, None])[:, None, :, None]
 
 
 def _placed(problem: Problem, conventions: Conventions, places: Positions) -> Booleans:
@@ -184,13 +192,17 @@ def _answers(
     empty = np.asarray(~allowed.any(-1))
     if not empty.any():
         return dict.fromkeys(EmptyRow, empty)
-    masked, padded = (np.broadcast_to(each, allowed.shape) for each in (masked, padded))
-    from_mask = empty & ~masked.any(-1)
-    from_padding = empty & ~from_mask & ~padded.any(-1)
-    rest = empty & ~from_mask & ~from_padding
+    masked, padded, asked = (np.broadcast_to(each, allowed.shape) for each in (masked, padded, _asked(problem)))
+    no_query = empty & ~asked.any(-1)
+    from_mask = empty & ~no_query & ~masked.any(-1)
+    from_padding = empty & ~no_query & ~from_mask & ~padded.any(-1)
+    rest = empty & ~no_query & ~from_mask & ~from_padding
     placed = problem.causal or problem.extension.windowed or _packed(problem)
     by_place = conventions.empty_row_causal if placed else by_mask
-    blamed = [(from_mask, by_mask), (from_padding, conventions.empty_row_padding), (rest, by_place)]
+    blamed = [
+        (no_query, conventions.empty_row_query),
+        *((from_mask, by_mask), (from_padding, conventions.empty_row_padding), (rest, by_place)),
+    ]
     answers = {answer: np.zeros(empty.shape, bool) for answer in EmptyRow}
     for rows, answer in blamed:
         answers[answer] |= rows

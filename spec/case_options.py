@@ -93,6 +93,13 @@ CASE_OPTIONS = (
         Feature.QUERY_STARTS, "query_starts", Extension(query_starts=True), {"query_starts": ("q_offsets", "q_starts")}
     ),
     CaseOption(
+        Feature.QUERY_LENS,
+        "query_lens",
+        Extension(query_lens=True),
+        {"query_lens": ("query_seq_lengths", "q_seq_lens", "q_lens")},
+        convention="empty_row_query",
+    ),
+    CaseOption(
         Feature.SINKS,
         "sinks",
         Extension(sinks=True),
@@ -107,6 +114,12 @@ CASE_OPTIONS = (
         {"alibi_slopes": ()},
         draw=lambda rng, heads, _: rng.uniform(0.1, 0.9, heads),
         unfelt=0.0,
+    ),
+    CaseOption(
+        Feature.ALIBI_SAMPLES,
+        "alibi_samples",
+        Extension(alibi=True, alibi_samples=True),
+        presumed=Extension(alibi=True),
     ),
     CaseOption(
         Feature.RELATIVE_BIAS,

@@ -30,8 +30,9 @@ SIZES = (
 """Different and coprime extents, deliberate coincidences (B = H, Lq = Lk, B = Lq = Lk, extents of 1), and each extent
 once beyond a tile, a vector or a launch, so that every option meets that too."""
 
-APART = ("page_size", "cache_rows", "shared_prefix", "codes", "scaled_by", "latent", "decoupled")
-"""How keys and values are stored is combined with other options in chapters paged, quantised and latent."""
+_STORED = ("page_size", "cache_rows", "shared_prefix", "codes", "scaled_by", "latent", "decoupled")
+APART = (*_STORED, "query_lens", "alibi_samples")
+"""What is combined with other options in a chapter of its own: how keys and values are stored, numbers of samples."""
 _EXAMPLES = {
     f.name: values
     for f in fields(Extension)

@@ -21,13 +21,16 @@ def extra_arrays(case: Case) -> dict[str, Array]:
     """`Problem.extras` of a case: logits, slopes, biases and gates that are no round numbers, and whole numbers."""
     heads, arrays = case.sizes.num_heads, _documents(case) | _position_ids(case) | _starts(case) | _splits(case)
     arrays |= _gains(case) | _gate_logits(case) | _pages(case) | _rows(case) | scales(case) | up_projections(case)
-    arrays |= _tables(case, arrays)
+    arrays |= _tables(case, arrays) | _query_lens(case)
     rng = np.random.default_rng([case.seed, heads, 1])
     for option in CASE_OPTIONS:
         if option.draw is not None:
             # Unused ones are drawn too, so that the numbers of one do not depend on the others.
             drawn = option.draw(rng, heads, case.extension)
             arrays |= {name: drawn for name in option.keywords if option.used(case.extension)}
+    if case.extension.alibi_samples:
+        slopes = np.random.default_rng([case.seed, heads, 7]).uniform(0.1, 0.9, (case.sizes.batch, heads))
+        arrays["alibi_slopes"] = slopes
     return arrays
 
 
@@ -158,6 +161,15 @@ def _starts(case: Case) -> dict[str, Array]:
     else:
         starts = 1 + 2 * (np.arange(s.batch) % 3)
     return {"query_starts": starts.astype(np.int64)}
+
+
+def _query_lens(case: Case) -> dict[str, Array]:
+    """(B,): one less than there are, two less, ..., none, all."""
+    s = case.sizes
+    if not case.extension.query_lens:
+        return {}
+    less = (1 + np.arange(s.batch)) % (s.query_length + 1)
+    return {"query_lens": (s.query_length - less).astype(np.int64)}
 
 
 def _splits(case: Case) -> dict[str, Array]:

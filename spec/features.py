@@ -91,6 +91,8 @@ class Feature(StrEnum):
     """Offers the cosines and sines of rotations that are scaled for longer sequences."""
     ALIBI = "alibi"
     """Subtracts a multiple of the distance from the scores, a slope for each head."""
+    ALIBI_SAMPLES = "alibi-samples"
+    """These slopes may differ from sample to sample."""
     ALIBI_SLOPES = "alibi-slopes"
     """Offers the slopes for a number of heads."""
     RELATIVE_BIAS = "relative-bias"
@@ -113,6 +115,8 @@ class Feature(StrEnum):
     """The caller may give the position of the first query in the key sequence."""
     QUERY_STARTS = "query-starts"
     """The caller may give that position for each sample."""
+    QUERY_LENS = "query-lens"
+    """The caller may give how many first queries of each sample are real."""
     CACHE = "cache"
     """Can be fed a sequence piece by piece, keeping keys and values."""
     STATIC_CACHE = "static-cache"
@@ -260,7 +264,9 @@ class Extension:
         rotary_tables: cosines and sines are given, and take the place of `rotary_base`.
         query_start: the position of the first query.
         query_starts: that position is given for each sample, and takes the place of `query_start`.
+        query_lens: for each sample it is given how many first queries are real; the others see no key.
         alibi: a slope for each head is given; slope * distance is subtracted from the scores.
+        alibi_samples: a slope for each head of each sample is given.
         relative_bias: the largest distance with a learned bias of its own, farther ones share the last; 0: none.
         bucketed_bias: how many buckets of distances have a learned bias of their own in each head; 0: none.
         max_distance: from this distance on all share the last bucket.
@@ -300,7 +306,9 @@ class Extension:
     rotary_tables: RotaryTables = RotaryTables.NONE
     query_start: int | None = None
     query_starts: bool = False
+    query_lens: bool = False
     alibi: bool = False
+    alibi_samples: bool = False
     relative_bias: int = 0
     bucketed_bias: int = 0
     max_distance: int = MAX_DISTANCE

@@ -50,18 +50,18 @@ class Problem:
         causal: no query sees a later key.
         scale: multiplies the scores; None is 1/sqrt(d_k).
         extension: what the problem has beyond the core.
-        extras: the arrays of that, by name: `sinks`, `alibi_slopes`, `head_gates` (H,), `query_norm` and `key_norm`
-            (d_k,), or (H * d_k,) and (Hk * d_k,), `relative_bias` (H, 2 R + 1) with the entry of distance 0, key before
-            query first, in the middle, `query_segments` (B, Lq) and `key_segments` (B, Lk) integers, `query_lengths`
-            and `key_lengths` (documents,) integers, `query_positions` (B, Lq) and `key_positions` (B, Lk) integers, or
-            one row for all samples, `rotary_cos` and `rotary_sin` (positions, r / 2), (B, L, r / 2) or (B, L, r),
-            `bucketed_bias` (buckets, H),
-            `gate_logits` (B, H, Lq, d_v) or (B, H, Lq, 1), `query_starts` (B,) integers, `split_lengths` (splits,)
-            integers that sum to Lk, `block_table` (B, pages of a sample) integers, the numbers of the pages in which
-            its keys and values lie, in their order, `cache_batch_idx` (B,) integers, the rows of a cache,
-            `key_scale` and `value_scale` (B or 1, Hk or 1, Lk, blocks or 1, 1) of key and value, which hold codes then,
-            `w_uk` (H, d_k - d_rope, r) and `w_uv` (H, d_v, r), by which keys and values of heads are made of
-            (B, 1, Lk, r + d_rope), which key and value both are then.
+        extras: the arrays of that, by name: `sinks`, `head_gates` (H,), `alibi_slopes` (H,) or (B, H), `query_norm`
+            and `key_norm` (d_k,), or (H * d_k,) and (Hk * d_k,), `relative_bias` (H, 2 R + 1) with the entry of
+            distance 0, key before query first, in the middle, `query_segments` (B, Lq) and `key_segments` (B, Lk)
+            integers, `query_lengths` and `key_lengths` (documents,) integers, `query_positions` (B, Lq) and
+            `key_positions` (B, Lk) integers, or one row for all samples, `rotary_cos` and `rotary_sin` (positions, r /
+            2), (B, L, r / 2) or (B, L, r), `bucketed_bias` (buckets, H), `gate_logits` (B, H, Lq, d_v) or (B, H, Lq,
+            1), `query_starts` and `query_lens` (B,) integers, `split_lengths` (splits,) integers that sum to Lk,
+            `block_table` (B, pages of a sample) integers, the numbers of the pages in which its keys and values lie,
+            in their order, `cache_batch_idx` (B,) integers, the rows of a cache, `key_scale` and `value_scale` (B or
+            1, Hk or 1, Lk, blocks or 1, 1) of key and value, which hold codes then, `w_uk` (H, d_k - d_rope, r) and
+            `w_uv` (H, d_v, r), by which keys and values of heads are made of (B, 1, Lk, r + d_rope), which key and
+            value both are then.
         cotangent: d loss / d output, shaped like the output; None for no gradients.
         needs: the names of the inputs and parameters whose gradients are wanted.
     """

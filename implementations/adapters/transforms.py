@@ -23,11 +23,12 @@ BATCHED = (
     "query_positions",
     "key_positions",
     "query_starts",
+    "query_lens",
     "gate_logits",
 )
 """Options whose first axis is the batch."""
-TABLES = ("rotary_cos", "rotary_sin")
-"""Options whose first axis is the batch if there are three."""
+OF_AXES = {"rotary_cos": 3, "rotary_sin": 3, "alibi_slopes": 2}
+"""Options whose first axis is the batch if there are so many."""
 
 
 def through(transform: Transform, function: Called) -> Called:
@@ -161,7 +162,7 @@ def _sample(name: str, x: Tensor, number: int, batch: int) -> Tensor:
 def _has_batch(name: str, x: Tensor, batch: int) -> bool:
     """A mask of three axes has the heads of a sample side by side in its first, as nn.MultiheadAttention takes them."""
     if name != "attn_mask":
-        return name.isdecimal() or name in BATCHED or (name in TABLES and x.ndim == 3)
+        return name.isdecimal() or name in BATCHED or OF_AXES.get(name) == x.ndim
     return x.ndim == 3 or (x.ndim == 4 and len(x) == batch)
 
 

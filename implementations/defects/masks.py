@@ -9,8 +9,17 @@ from torch import Tensor
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Result
 from attention_conformance.implementations.builtin.stepwise import steps as correct
-from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps, add_mask, mix
+from attention_conformance.implementations.builtin.stepwise.steps import (
+    INFINITY,
+    OP_FEATURES,
+    Steps,
+    add_lengths,
+    add_mask,
+    add_query_lengths,
+    mix,
+)
 from attention_conformance.implementations.defects.breaking import LEAK, NAN, breaks, breaks_run, omitting
+from attention_conformance.spec.conventions import Alignment, Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 
@@ -271,3 +280,55 @@ def lengths_inclusive(problem: Problem, device: str) -> Result:
         lengths = torch.tensor(problem.valid_lens).reshape(problem.query.shape[0], 1, -1, 1)
         problem = masked(problem, lengths + (lengths > 0).int())
     return attend(problem.but(valid_lens=None), device)
+
+
+breaks_query_lengths = partial(
+    breaks,
+    "masks.query-lens",
+    claims={Feature.QUERY_LENS, Feature.VALID_LENS},
+    holds=("masks.valid-lens", "masks.key-padding", "causal.square"),
+)
+breaks_each_length = partial(breaks_query_lengths, step="add_query_lengths")
+
+
+@breaks_each_length()
+def query_lengths_ignored(scores: Tensor, lengths: Tensor) -> Tensor:
+    return scores
+
+
+@breaks_each_length()
+def query_length_of_the_first_sample_for_all(scores: Tensor, lengths: Tensor) -> Tensor:
+    return add_query_lengths(scores, lengths[:1].expand_as(lengths))
+
+
+@breaks_each_length()
+def one_padded_query_answered(scores: Tensor, lengths: Tensor) -> Tensor:
+    return add_query_lengths(scores, lengths + 1)
+
+
+@breaks_each_length()
+def query_lengths_taken_for_those_of_keys(scores: Tensor, lengths: Tensor) -> Tensor:
+    return add_lengths(scores, lengths)
+
+
+@breaks_each_length(follows="empty-row-query=uniform")
+def padded_queries_answered_with_a_mean(scores: Tensor, lengths: Tensor) -> Tensor:
+    beyond = torch.arange(scores.shape[-2]) >= lengths[:, None]
+    return scores.masked_fill(beyond[:, None, :, None], 0.0)
+
+
+@breaks_query_lengths(
+    conventions=Conventions(causal_alignment=Alignment.BOTTOM_RIGHT_REAL), holds=("masks.valid-lens",)
+)
+def corner_from_the_padded_queries(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    """The last query of the array, and not the last real one, stands at the last real key."""
+    if not options.get("is_causal"):
+        return Steps()(query, key, value, **options)
+    lengths, padding, keys = options.get("valid_lens"), options.get("key_padding_mask"), torch.arange(key.shape[-2])
+    if padding is not None:
+        last = torch.where(padding, keys + 1, 0).amax(-1)
+    elif lengths is not None:
+        last = lengths.reshape(len(query), -1).amax(-1)
+    else:
+        last = torch.full((len(query),), key.shape[-2])
+    return Steps()(query, key, value, **options, query_starts=last - query.shape[-2])

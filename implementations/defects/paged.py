@@ -13,7 +13,7 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.builtin.inhouse.paged import ALIGNED, FEATURES
 from attention_conformance.implementations.builtin.stepwise import paged_steps as correct
 from attention_conformance.implementations.builtin.stepwise.paged_steps import PagedSteps
-from attention_conformance.implementations.defects.breaking import LEAK, NAN, Breach, Facts
+from attention_conformance.implementations.defects.breaking import LEAK, NAN, PRECISION, Breach, Facts
 from attention_conformance.spec.features import Scope
 
 PLAIN = ("scores.dot-product", "softmax.rows-sum-to-one")
@@ -146,3 +146,33 @@ def window_that_ends_with_a_page(*given: Any, **options: Any) -> Tensor:
 @breaks_pages("paged.grouped", steps=("repeat",), holds=("paged.table", "paged.append"))
 def key_heads_in_turn_over_pages(rows: Tensor, heads: int) -> Tensor:
     return rows.repeat(1, heads // rows.shape[1], 1)
+
+
+@breaks_pages("paged.lengths", "paged.decode", steps=("softmax",), holds=("paged.table", "paged.append"))
+def parts_of_512_keys_not_rescaled(scores: Tensor) -> Tensor:
+    parts = [(part - part.amax(-1, keepdim=True).clamp(min=-1e30)).exp() for part in scores.split(512, -1)]
+    joined = torch.cat(parts, -1)
+    return joined / joined.sum(-1, keepdim=True).clamp(min=1e-30)
+
+
+@breaks_pages("paged.placement", holds=("paged.table", "paged.lengths", "paged.append"), severity=PRECISION)
+def summed_in_the_order_of_the_pool(*given: Any, **options: Any) -> Tensor:
+    query, keys, values, table, lengths = given
+    if table is None:
+        return PagedSteps()(*given, **options)
+    size, outputs = keys.shape[1], []
+    for sample, length in enumerate(lengths.tolist()):
+        order = table[sample, : correct.count_pages(length, size)].argsort()
+        places = (order[:, None] * size + torch.arange(size)).flatten()
+        places = places[places < length]
+
+        def visible(of_query: Tensor, of_key: Tensor, *others: Any, places: Tensor = places) -> Tensor:
+            return correct.visible(of_query, places, *others)
+
+        def held(rows: Tensor, length: int, places: Tensor = places) -> Tensor:
+            return rows[places]
+
+        steps = PagedSteps(visible=visible, held=held, held_values=held)
+        one = slice(sample, sample + 1)
+        outputs.append(steps(query[one], keys, values, table[one], lengths[one], **options))
+    return torch.cat(outputs) if outputs else PagedSteps()(*given, **options)

@@ -291,6 +291,25 @@ def slopes_along_the_queries(scores: Tensor, slopes: Tensor, ahead: Tensor) -> T
     return scores - along * ahead.abs()[:, None]
 
 
+breaks_of_samples = partial(
+    breaks,
+    claims=ALIBI | {Feature.ALIBI_SAMPLES},
+    step="add_alibi",
+    holds=("positions.alibi", "positions.alibi-causal"),
+)
+
+
+@breaks_of_samples("positions.alibi-samples")
+def slopes_of_the_first_sample_for_all(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
+    return correct.add_alibi(scores, slopes if slopes.ndim == 1 else slopes[0], ahead)
+
+
+@breaks_of_samples("positions.alibi-samples")
+def slopes_read_head_by_head(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
+    """Slopes (B, H) with the strides of (H, B)."""
+    return correct.add_alibi(scores, slopes if slopes.ndim == 1 else slopes.T.reshape(slopes.shape), ahead)
+
+
 @breaks_add_alibi("positions.alibi-far", holds=("positions.alibi", "positions.alibi-start"), severity=PRECISION)
 def distances_in_bfloat16(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
     return correct.add_alibi(scores, slopes, ahead.bfloat16().to(scores.dtype))

@@ -57,6 +57,10 @@ def extra_arrays(option: CaseOption, heads: int, keys: int, width: int) -> Mappi
         return {"block_table": np.random.default_rng(8).permutation(2 * pages).reshape(2, pages)}
     if option.feature is Feature.QUERY_STARTS:
         return {"query_starts": np.array([2, 1])}
+    if option.feature is Feature.QUERY_LENS:
+        return {"query_lens": np.array([keys - 2, keys - 1])}
+    if option.feature is Feature.ALIBI_SAMPLES:
+        return {"alibi_slopes": drawn(2, heads)}
     if option.feature is Feature.POSITION_IDS:
         ids = np.cumsum([[1 + (sample + at) % 2 for at in range(keys)] for sample in range(2)], -1)
         return {"query_positions": ids, "key_positions": ids.copy()}

@@ -77,7 +77,7 @@ from attention_conformance.implementations.discovery.signatures import (
     takes_any,
 )
 from attention_conformance.implementations.discovery.size_limits import claims_to_try, with_size_limits
-from attention_conformance.implementations.discovery.table_forms import with_table_form
+from attention_conformance.implementations.discovery.table_forms import with_narrow_tables, with_table_form
 from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
@@ -174,8 +174,8 @@ def _usual_candidate(
     one_key_head = isinstance(function, OneKeyHead)
     fits = partial(with_key_heads, 1, fits) if one_key_head else fits
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
-    if shipped and interface:
-        claims = replace(claims, features=claims.features - interface.lacks, fit=shipped.fitting[0])
+    if shipped:
+        claims = replace(claims, features=shipped.claimed(claims.features), fit=shipped.fitting[0])
     if isinstance(whole := getattr(function, "function", function), OneInput):
         claims = whole.claimed(claims)
     check, kind, plain = _suited_in_size(RenamedCall(function, options), claims, device)
@@ -203,7 +203,7 @@ def _usual_candidate(
     check, tables = with_table_form(check, options.spelled, settings)
     known = frozenset({Feature.GROUPED}) if one_key_head else frozenset()
     check, refuted = option_claims(check, options.named.features | known)
-    refuted = [*tables, *refuted]
+    check, refuted = with_narrow_tables(check), [*tables, *refuted]
     scores = returns_scores(getattr(function, "function", function))
     found = extras_seen(check, plain, _extents(claims), scores)
     extras = tuple(e for e in found if e.name != "averaged_weights")
@@ -248,6 +248,9 @@ def _implementation(
     if isinstance(shipped := check.function.function, ShippedCall) and shipped.flag and extras:
         alone = replace(check.function, function=shipped.without_log_sum_exp())
         alternatives["without its log-sum-exp"] = make(Chosen(alone), extras=())
+    if isinstance(shipped, ShippedCall):
+        others = {way: replace(check.function, function=other) for way, other in shipped.other_ways().items()}
+        alternatives |= {way: make(Chosen(other, positions)) for way, other in others.items()}
     claims = replace(claims, features=claims.features.union(EXTRA_FEATURES[extra] for extra in names))
     made = Implementation(name, claims, make(chosen), about, alternatives=alternatives)
     return _with_modes(made, check, partial(kind.modes, chosen, **how)) if kind.modes else made

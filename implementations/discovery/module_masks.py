@@ -319,6 +319,8 @@ EMPTIED = {
     "empty-row-bool": (replace(MASKED, pattern=Pattern.EMPTY_ROW), 1),
     "empty-row-float": (replace(PLAIN, mask=MaskKind.INFINITE, pattern=Pattern.EMPTY_ROW), 1),
     "empty-row-causal": (PLAIN.sized(key_length=5).extended(window_left=2, window_right=2), -1),
+    "empty-row-padding": (EMPTY, 0),
+    "empty-row-query": (PLAIN.extended(query_lens=True), -1),
 }
 """A case with a row without keys for each convention on them, and the number of that row."""
 

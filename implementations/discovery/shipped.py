@@ -65,11 +65,13 @@ class Interface:
         settings: the conventions that it documents, by key.
         fit: see `Claims`.
         lacks: what it cannot offer, whatever its parameters are.
+        offers: what it documents for an option that it takes, by the suite's name of that option.
         either_order: whether functions with these names exist in (B, H, L, d), too, so that a call has to decide.
         exact: whether a function with other parameters, too, is none of it.
         suits: whether a function with these names is of it, where that takes a call; None: all are.
         spellings: names that functions have for more of the suite's options, the first that one has is its own.
         seen_fit: the fit of a function, by calls, and what they show; in place of `fit`.
+        ways: other calls that have to give the same answer, and the parameters that they need, by what they are.
         start: what feeds a sequence through its cache piece by piece, see `Cached`; None where it has none.
     """
 
@@ -80,11 +82,13 @@ class Interface:
     settings: Mapping[str, str] = field(default_factory=dict)
     fit: Fit = any_case
     lacks: frozenset[Feature] = frozenset()
+    offers: Mapping[str, Feature] = field(default_factory=dict)
     either_order: bool = False
     exact: bool = False
     suits: Callable[[Callable[..., Any]], bool] | None = None
     spellings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     seen_fit: Callable[[Shipped], tuple[Fit, str]] | None = None
+    ways: Mapping[str, tuple[frozenset[str], Call]] = field(default_factory=dict)
     start: Callable[[Shipped], Callable[[Any], Any]] | None = None
 
     def own(self, names: Set[str]) -> dict[str, str]:
@@ -129,11 +133,21 @@ class ShippedCall:
         """The same where only the output is returned."""
         return replace(self, returning=False)
 
+    def other_ways(self) -> dict[str, ShippedCall]:
+        """The same by other calls, by what they are."""
+        ways = {way: call for way, (names, call) in self.interface.ways.items() if names <= self.shipped.names}
+        return {way: replace(self, interface=replace(self.interface, call=call)) for way, call in ways.items()}
+
     @cached_property
     def fitting(self) -> tuple[Fit, str]:
         """The fit of its claims, and what calls have shown of that."""
         seen = self.interface.seen_fit
         return seen(self.shipped) if seen else (self.interface.fit, "")
+
+    def claimed(self, features: frozenset[Feature]) -> frozenset[Feature]:
+        """What it claims of these, and besides."""
+        offered = {feature for option, feature in self.interface.offers.items() if option in self.shipped.own}
+        return (features | offered) - self.interface.lacks
 
     @property
     def notes(self) -> list[str]:

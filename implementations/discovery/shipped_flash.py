@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attention_conformance.implementations.adapters.paging import OPTIONS as OPTIONS_OF_PAGES
-from attention_conformance.implementations.adapters.paging import TakenPages, in_pages, in_rows
-from attention_conformance.implementations.adapters.quantising import OPTIONS as OPTIONS_OF_CODES
-from attention_conformance.implementations.adapters.quantising import as_codes, scales_of_heads
+from attention_conformance.implementations.adapters.paging import TakenPages, in_pages
 from attention_conformance.implementations.api.contract import Fit, Unsupported
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.shipped import (
@@ -22,6 +18,14 @@ from attention_conformance.implementations.discovery.shipped import (
     first,
     joined,
     tokens_first,
+)
+from attention_conformance.implementations.discovery.shipped_kvcache import (
+    DOCUMENTS,
+    WAYS,
+    cached,
+    feeding,
+    keywords_of,
+    of_new_keys,
 )
 from attention_conformance.implementations.discovery.shipped_quantised import LACKS, taken_codes
 from attention_conformance.spec.cases import Case
@@ -36,60 +40,35 @@ OPTIONS = {
     "softcap": "softcap",
     "alibi_slopes": "alibi_slopes",
 }
+OFFERS = {"alibi_slopes": Feature.ALIBI_SAMPLES}
+"""Slopes are (H,) or (B, H)."""
 SETTINGS = {"causal-alignment": "bottom-right", "empty-row": "zeros"}
 """The last query stands at the last key; rows without keys get zeros."""
 PAGES = {"valid_lens": "cache_seqlens", **dict.fromkeys(("cache_batch_idx", "cache_rows"), "cache_batch_idx")}
 TABLES = dict.fromkeys(("block_table", "page_size"), ("block_table", "page_table"))
+ROTATED = {"rotary_cos": "rotary_cos", "rotary_sin": "rotary_sin"}
 DESCALES = {"key_scale": "k_descale", "value_scale": "v_descale", "codes": "k_descale"}
 OF_LENGTHS = {"block_table": "block_table", "page_size": "block_table"}
 REAL = {"causal-alignment": "bottom-right-real"}
-DOCUMENTS = {"cu_seqlens_q": "cu_seqlens_q", "cu_seqlens_k": "cu_seqlens_k"}
-ROOM = 8
-"""Positions that a cache begins with where it grows; they are doubled when they are full."""
 
 
 def batched(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
     """(B, L, H, d) each."""
-    output, extras = called_tokens_first(shipped, (query, key, value), _keywords(shipped, options))
+    output, extras = called_tokens_first(shipped, (query, key, value), keywords_of(shipped, options))
     return joined(output, *extras[:1])
-
-
-def cached(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
-    """(B, Lq, H, d), and a cache (B, Lk, H, d), or pages of one (pages, page_size, H, d), with lengths of samples.
-
-    A cache may hold codes, with a scale for each key head of each sample.
-    """
-    kind, placing = options.get("codes"), OPTIONS_OF_PAGES | OPTIONS_OF_CODES
-    keywords = _keywords(shipped, {name: given for name, given in options.items() if name not in placing})
-    if kind is not None:
-        scales = scales_of_heads(query, key, options, by_sample=True)
-        keywords |= {shipped.own[f"{role}_scale"]: scale for role, scale in zip(("key", "value"), scales, strict=True)}
-    elif not OPTIONS_OF_PAGES & options.keys():
-        output, extras = called_tokens_first(shipped, (query, key, value), keywords)
-        return joined(output, *extras[:1])
-    pages = (in_rows if "cache_batch_idx" in options else in_pages)(key, value, options)
-    pools, places = (pages.key, pages.value), {shipped.own.get("block_table", ""): pages.table}
-    if "cache_batch_idx" in options:
-        places = {"cache_batch_idx": pages.table[:, 0]}
-    elif "block_table" not in options:
-        pools, places = (tokens_first(key), tokens_first(value)), {}
-    pools = pools if kind is None else (as_codes(pools[0], kind), as_codes(pools[1], kind))
-    answer = shipped.function(tokens_first(query), *pools, cache_seqlens=pages.lengths, **places, **keywords)
-    output, extras = first(answer)
-    return joined(output.swapaxes(1, 2), *extras[:1])
 
 
 def kv_packed(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
     """(B, Lq, H, d), and (B, Lk, 2, H, d) for key and value."""
     pair = torch.stack([x.swapaxes(1, 2) for x in (key, value)], 2)
-    output, extras = first(shipped.function(tokens_first(query), pair, **_keywords(shipped, options)))
+    output, extras = first(shipped.function(tokens_first(query), pair, **keywords_of(shipped, options)))
     return joined(output.swapaxes(1, 2), *extras[:1])
 
 
 def qkv_packed(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
     """(B, L, 3, H, d) for all three."""
     packed = torch.stack([x.swapaxes(1, 2) for x in (query, key, value)], 2)
-    output, extras = first(shipped.function(packed, **_keywords(shipped, options)))
+    output, extras = first(shipped.function(packed, **keywords_of(shipped, options)))
     return joined(output.swapaxes(1, 2), *extras[:1])
 
 
@@ -98,7 +77,9 @@ def packed(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options:
     batch, _, queries, _ = query.shape
     rows, places, others = _in_a_row(shipped, (query, key, value), options, ("cu_seqlens_q", "cu_seqlens_k"))
     longest = {f"max_seqlen_{role}": most for role, most in zip("qk", places.pop("longest"), strict=True)}
-    keywords = {**_keywords(shipped, others), **places, **longest}
+    if (slopes := others.get("alibi_slopes")) is not None and slopes.ndim > 1:
+        others["alibi_slopes"] = slopes.repeat_interleave((len(places["cu_seqlens_q"]) - 1) // batch, 0)
+    keywords = {**keywords_of(shipped, others), **places, **longest}
     output, extras = first(shipped.function(*rows, **keywords))
     logs = (log.unflatten(1, (batch, queries)).swapaxes(0, 1) for log in extras[:1])
     return joined(output.unflatten(0, (batch, queries)).swapaxes(1, 2), *logs)
@@ -137,41 +118,8 @@ def packed_by_torch(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor,
     rows, places, others = _in_a_row(shipped, (query, key, value), given, ("cu_seq_q", "cu_seq_k"))
     longest = {f"max_{role}": most for role, most in zip("qk", places.pop("longest"), strict=True)}
     grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
-    output, _ = first(shipped.function(*rows, **_keywords(shipped, others), **places, **longest, **grouped))
+    output, _ = first(shipped.function(*rows, **keywords_of(shipped, others), **places, **longest, **grouped))
     return output.unflatten(0, (query.shape[0], query.shape[2])).swapaxes(1, 2)
-
-
-def feeding(shipped: Shipped) -> Callable[[Any], Any]:
-    """What feeds a sequence through its cache: the function writes new keys and values behind those that are held."""
-
-    def start(stream: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        keywords, held = _keywords(shipped, {n: o for n, o in stream.options.items() if n in shipped.own}), 0
-        sized = replace(stream, room=stream.room or ROOM)
-        stored = [sized.storage(width).swapaxes(1, 2).contiguous() for width in (stream.d_k, stream.d_v)]
-
-        def feed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            nonlocal stored, held
-            while stored[0].shape[1] < held + key.shape[-2]:
-                stored = [torch.cat([rows, torch.full_like(rows, torch.nan)], 1) for rows in stored]
-            lengths = torch.full((stream.batch,), held, dtype=torch.int32, device=query.device)
-            new = {"k": tokens_first(key), "v": tokens_first(value), "cache_seqlens": lengths}
-            output, _ = first(shipped.function(tokens_first(query), *stored, **new, **keywords))
-            held += key.shape[-2]
-            fed: Tensor = output.swapaxes(1, 2)
-            return fed
-
-        return feed
-
-    return start
-
-
-def _keywords(shipped: Shipped, options: dict[str, Any]) -> dict[str, Any]:
-    """With slopes in float32 at least, as they are documented."""
-    given = shipped.keywords({name: option for name, option in options.items() if name not in DOCUMENTS})
-    slopes = given.get("alibi_slopes")
-    if slopes is not None and slopes.dtype is not torch.float64:
-        given["alibi_slopes"] = slopes.float()
-    return given
 
 
 def _ends(of_sample: Tensor | None, x: Tensor) -> Tensor:
@@ -192,6 +140,12 @@ def taken_pages(shipped: Shipped) -> tuple[Fit, str]:
         return TakenPages(), ""
     multiple = next((size for size in PAGE_SIZES if _answers_in(shipped, size)), 1)
     return TakenPages(multiple), f"pages of a multiple of {multiple} tokens" if multiple > 1 else ""
+
+
+def taken_cache(shipped: Shipped) -> tuple[Fit, str]:
+    """The same; what is rotated are new keys."""
+    fit, note = taken_pages(shipped)
+    return of_new_keys(fit), note
 
 
 def _answers_in(shipped: Shipped, size: int) -> bool:
@@ -225,6 +179,7 @@ FLASH = (
         packed,
         OPTIONS | DOCUMENTS | OF_LENGTHS | {"valid_lens": "cu_seqlens_k"},
         SETTINGS | REAL,
+        offers=OFFERS,
         seen_fit=taken_pages,
     ),
     Interface(
@@ -243,6 +198,7 @@ FLASH = (
         cached,
         OPTIONS | PAGES | DESCALES,
         SETTINGS | REAL,
+        offers=OFFERS,
         lacks=LACKS,
         spellings=TABLES,
         seen_fit=taken_pages_of_codes,
@@ -251,13 +207,15 @@ FLASH = (
     Interface(
         "flash_attn_with_kvcache",
         frozenset({"q", "k_cache", "v_cache", "cache_seqlens", "softmax_scale", "causal"}),
-        cached,  # keys and values are a cache, and there are no new ones
-        OPTIONS | PAGES,
+        cached,
+        OPTIONS | PAGES | ROTATED,
         SETTINGS | REAL,
+        offers=OFFERS,
         lacks=frozenset({Feature.GRADIENTS, Feature.MASK_GRADIENT}),  # its documentation has no backward pass
         spellings=TABLES,
-        seen_fit=taken_pages,
+        seen_fit=taken_cache,
         start=feeding,
+        ways=WAYS,
     ),
     Interface(
         "flash_attn_qkvpacked_func",
@@ -265,6 +223,7 @@ FLASH = (
         qkv_packed,
         OPTIONS,
         SETTINGS,
+        offers=OFFERS,
         lacks=frozenset({Feature.CROSS, Feature.GROUPED, Feature.VALUE_WIDTH}),
     ),
     Interface(
@@ -273,6 +232,7 @@ FLASH = (
         kv_packed,
         OPTIONS,
         SETTINGS,
+        offers=OFFERS,
         lacks=frozenset({Feature.VALUE_WIDTH}),
     ),
     Interface(
@@ -281,6 +241,7 @@ FLASH = (
         batched,
         OPTIONS,
         SETTINGS,
+        offers=OFFERS,
         either_order=True,
     ),
 )

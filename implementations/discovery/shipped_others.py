@@ -109,8 +109,15 @@ def _with_full_mask(shipped: Shipped, options: dict[str, Any], query: Any, key: 
 
 
 def jax_nn(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
-    """(B, L, H, d) each; masks of four axes; a window without a limit is one that is wide enough."""
+    """(B, L, H, d) each; masks of four axes, padding is one; a window without a limit is one that is wide enough.
+
+    Lengths are int32.
+    """
     given = dict(options)
+    for name in {"valid_lens", "query_lens"} & given.keys():
+        given[name] = given[name].astype("int32")
+    if (padding := given.pop("key_padding_mask", None)) is not None:
+        given["attn_mask"] = padding[:, None, None, :] & given.get("attn_mask", True)
     if "window_size" in given:
         wide = query.shape[2] + key.shape[2]
         given["window_size"] = tuple(wide if side < 0 else side for side in given["window_size"])
@@ -198,8 +205,12 @@ OTHERS = (
             "is_causal": "is_causal",
             "scale": "scale",
             "window_size": "local_window_size",
+            "key_padding_mask": "mask",
+            "valid_lens": "key_value_seq_lengths",
+            "query_lens": "query_seq_lengths",
         },
         {"softmax-precision": "float32"},
+        fit=lengths_of_samples,
     ),
     Interface(
         "ONNX Attention",

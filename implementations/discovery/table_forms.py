@@ -16,6 +16,7 @@ from attention_conformance.spec.problem import Array, Problem
 
 GIVEN = PLAIN.sized(query_length=5, key_length=5, d_k=6).extended(rotary_tables=RotaryTables.POSITIONS)
 """Two pairings of six components differ in every form."""
+PART = GIVEN.sized(d_k=9).extended(rotary_dim=4)
 UNKNOWN = "rotary-tables not claimed: its {!r} has an effect of no known form"
 
 
@@ -34,9 +35,27 @@ def with_table_form(
         conventions = replace(own, rotary_tables=form, rotary_pairing=pairing)
         claiming = replace(check, claims=replace(check.claims, conventions=conventions))
         if _rotates(claiming):
-            return claiming, [] if conventions == own else [f"its tables are of {form}, its pairs {pairing}"]
+            notes = [] if conventions == own else [f"its tables are of {form}, its pairs {pairing}"]
+            return claiming, notes
     name = spelled.get("rotary_cos", "rotary_cos")
     return (check, []) if name == "rotary_cos" else (check.without({Feature.ROTARY_TABLES}), [UNKNOWN.format(name)])
+
+
+def with_narrow_tables(check: ClaimCheck) -> ClaimCheck:
+    """The check with the claim of tables for the first components, where it answers with such and the others count."""
+    if Feature.ROTARY_TABLES not in check.claims or Feature.ROTARY in check.claims:
+        return check
+    claiming = replace(check, claims=replace(check.claims, features=check.claims.features | {Feature.PARTIAL_ROTARY}))
+    fitted = fit(PART, claiming.claims)
+    if isinstance(fitted, Unsupported) or fitted.extension.rotary_dim is None:
+        return check
+    problem = build(fitted, check.dtype).forward_only()
+    last = np.where(np.arange(problem.query.shape[-1]) == problem.query.shape[-1] - 1, -2.0, 1.0)
+    changed = problem.but(query=(problem.query * last).astype(problem.query.dtype))
+    first, second = check.answer(problem), check.answer(changed)
+    if first.error or second.error or near_outputs(first, second, check.dtype):
+        return check
+    return claiming
 
 
 def _rotates(check: ClaimCheck) -> bool:

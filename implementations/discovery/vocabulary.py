@@ -71,7 +71,7 @@ PARTNERS = {
 """An option about queries, and the one about keys that it needs."""
 FOR_BOTH = {"query_segments": "segment_ids", "query_positions": "position_ids"}
 """Options about queries, and names of theirs that mean queries and keys alike."""
-DISPENSABLE = ("enable_gqa", "key_segments", "key_positions")
+DISPENSABLE = ("enable_gqa", "key_segments", "key_positions", "rotary_dim")
 """Options that are left out where a callable has no parameter for them: shapes, or the ids of queries, imply them."""
 WEIGHTS_RETURNED: Mapping[str, object] = {"need_weights": True, "average_attn_weights": False}
 """What makes a callable return the weights of each head."""

@@ -19,6 +19,7 @@ from attention_conformance.reference.bounds.gate_bounds import gated_bound, slop
 from attention_conformance.reference.bounds.latent_bounds import in_either_form, latent_bounds
 from attention_conformance.reference.bounds.precision import Precision, Roundoff, gamma, state_roundings
 from attention_conformance.reference.bounds.shifted import evened_out, key_sizes
+from attention_conformance.reference.bounds.states import quotient_error
 from attention_conformance.reference.gradients import (
     Backward,
     backward,
@@ -274,6 +275,7 @@ def _centre_errors(
     rounding = rounding + forward.local * (gap + np.abs(step.centre)) + precision.floor
     moved = np.minimum((forward.shift.pull * gap).sum(-1, keepdims=True), _farthest(gap, trace))
     from_weights = moved + ((p + e_p) * (e_dp + rounding)).sum(-1, keepdims=True)
+    from_weights = from_weights + quotient_error(trace, step.weights, precision)
     g, o, e_o = np.abs(step.heads), np.abs(trace.mixed), forward.mixed
     over_width = stored + precision.growth(g.shape[-1])
     from_output = g * e_o + e_g * (o + e_o) + over_width * ((g + e_g) * (o + e_o))

@@ -11,6 +11,9 @@ RESCALED = 2.0
 MERGED = 3.0
 """Roundings of one merge that do not grow with the log-sum-exp: of the logarithm, of its difference, of the factor."""
 
+UNFELT = 1e-30
+"""A loss that is far beneath the rounding errors of all weights."""
+
 
 def state_error(trace: Trace, precision: Precision) -> Floats:
     """(B, H, Lq, 1): relative, of the sum of exponentials in addition to `weight_error`.
@@ -30,6 +33,22 @@ def mixture_error(trace: Trace, precision: Precision) -> Floats:
     if (equal > keys).any():  # else the values differ, and equal scores matter no more
         equal = np.minimum(repeats(trace.scores, trace.seen.allowed), equal)
     return biased_growth(precision, keys, equal)
+
+
+def quotient_error(trace: Trace, d_weights: Floats, precision: Precision) -> Floats | float:
+    """(B, H, Lq, 1): of D where p = e / sum is differentiated, and p / sum is stored, and its product with dP.
+
+    Of numbers beneath the floor nothing is left; those above it lose up to half of it, and equal ones alike.
+    """
+    p, size = trace.weights, np.abs(d_weights)
+    lost = precision.floor * np.exp(np.maximum(trace.finite_lse - trace.top, 0.0))
+    if not np.any(lost > UNFELT):
+        return 0.0
+    faint = p * np.minimum(size, 1.0) < lost
+    keys = np.maximum(trace.seen.allowed.sum(-1, keepdims=True), 1.0)
+    alike = np.minimum(1.0, 4.0 * np.sqrt(repeats(p, trace.seen.allowed)) / keys)
+    above = alike * np.where(faint | ~trace.seen.allowed, 0.0, lost * (size + 1.0) / 2.0).sum(-1, keepdims=True)
+    return np.asarray((p * size * faint).sum(-1, keepdims=True) + above + 2.0 * lost)
 
 
 def merging_error(trace: Trace, sizes: Floats, precision: Precision) -> Floats:

@@ -1,7 +1,7 @@
 """The command `matrix`: implementations of other packages, each judged in an environment of its own.
 
-Exit status: 0 all were judged, and nothing got worse; 1 something got worse; 2 one could not be judged; 4 no package
-has the given name.
+Exit status: 0 all were judged, and nothing got worse; 1 something got worse; 2 one could not be judged, or it was
+interrupted; 4 no package has the given name.
 """
 
 from __future__ import annotations
@@ -93,6 +93,9 @@ def matrix(given: Namespace) -> int:
     except SchedulerError as error:
         print(f"matrix: {error}", file=sys.stderr)
         return ExitStatus.UNUSABLE
+    except KeyboardInterrupt:
+        print("matrix: interrupted; what was judged is kept, and the same command goes on from there", file=sys.stderr)
+        return ExitStatus.INTERRUPTED
     print("\n".join(table(rows)))
     for line in _publish(rows, given.report, since):
         print(line)

@@ -92,7 +92,7 @@ CLAUSES = table(
     row(
         "cache.query-starts-lengths",
         *(OF_LENGTHS, OF_LENGTHS.sized(query_length=1), OF_LENGTHS.sized(query_length=6)),
-        OF_LENGTHS.sized(batch=5, key_length=33),
+        *(OF_LENGTHS.sized(batch=5, key_length=33), replace(OF_LENGTHS, causal=False)),
     ),
     row(
         "cache.query-starts-window",

@@ -46,13 +46,10 @@ CLAUSES = group(
         "conventions.empty-sizes": (NO_SAMPLE, NO_QUERY, NO_KEY),
     },
 )
-WIDE_ONLY = group(
-    _assert_consistent,
-    {
-        "conventions.finite-mask-fill": (LEAST_NUMBER,),
-        "conventions.numeric-mask": (INTEGERS, FLOATS),
-    },
-    ("float64", "float32"),
+WIDE_ONLY = group(_assert_consistent, {"conventions.finite-mask-fill": (LEAST_NUMBER,)}, ("float64", "float32"))
+"""In a half type the mean of such a row has few digits, where it is merged from parts."""
+WIDEST = group(
+    _assert_consistent, {"conventions.numeric-mask": (INTEGERS, FLOATS)}, ("float64", "float32"), anywhere=True
 )
 
 

@@ -4,11 +4,13 @@ from functools import partial
 
 import numpy as np
 
+from attention_conformance.implementations.api.safe_call import CandidateError, guarded
 from attention_conformance.spec.cases import Case, MaskKind, Sharing
 from attention_conformance.spec.problem import Array
 from attention_conformance.tests.harness.judge.clause_tests import clause, group
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.relations import changed
+from attention_conformance.tests.report.verdict import FailureKind
 
 
 def _shorter(rows: Array) -> Array:
@@ -64,7 +66,14 @@ def _assert_refuses_widths(judge: Judge, refused: tuple[tuple[int, int], ...]) -
         judge.unsupported.append("its constructor takes the width of one head")
         return
     for num_heads, width in refused:
-        judge.assert_raises(partial(construct, num_heads, width), f"{num_heads} heads for a width of {width}")
+        judge.settle()
+        try:
+            guarded(partial(construct, num_heads, width))
+        except CandidateError as error:
+            judge.record_refusal(Case(), error)
+        else:
+            message = f"{num_heads} heads for a width of {width} was accepted"
+            judge.assert_that(Case(), False, message, kind=FailureKind.ACCEPTED)
 
 
 CLAUSES = group(

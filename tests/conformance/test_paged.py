@@ -53,6 +53,8 @@ OTHERS = (
     {"sinks": True},
     {"rotary_base": 50.0},
 )
+LONGER = replace(SAMPLES, seed=363).sized(batch=2, num_heads=2, query_length=1, key_length=1100)
+"""More keys than kernels answer in one part."""
 LONG = replace(SAMPLES, seed=361, score_std=0.5).sized(batch=2, num_heads=2, key_length=67)
 GROUPED = SAMPLES.sized(num_heads=6, num_kv_heads=2)
 
@@ -69,6 +71,7 @@ CLAUSES = table(
         "paged.lengths",
         *(lengths(SAMPLES, size) for size in SIZES),
         *(lengths(SAMPLES.sized(query_length=1), 4), lengths(SAMPLES.sized(key_length=12), 5), lengths(LONG, 16)),
+        lengths(LONGER, 16),
         context=CONTEXT + ", and lengths of 1, of whole pages and of others",
     ),
     row(
@@ -84,7 +87,13 @@ CLAUSES = table(
         rows(LONG, Padding.NONE),
         context="rows of a cache, {case.extension.cache_rows} more than samples",
     ),
-    row("paged.decode", *(last(SAMPLES, 1, size) for size in SIZES), last(LONG, 1, 16), context=CONTEXT),
+    row(
+        "paged.decode",
+        *(last(SAMPLES, 1, size) for size in SIZES),
+        last(LONG, 1, 16),
+        last(LONGER, 1, 32),
+        context=CONTEXT,
+    ),
     row("paged.append", *(last(SAMPLES, 3, size) for size in SIZES), last(LONG, 5, 16), context=CONTEXT),
     row("paged.window", windows, context=CONTEXT),
     row(
@@ -109,3 +118,14 @@ def test_fresh_memory(judge: Judge) -> None:
         poisoned = changed(problem, key=fresh, value=fresh)
         context = f"NaN behind the last key of each sample, in pages of {case.extension.page_size} tokens"
         judge.assert_answers(case, poisoned, judge.expected(case)["output"], context)
+
+
+@clause("paged.placement")
+def test_placement(judge: Judge) -> None:
+    for case in judge.cases(lengths(LONG, 1), last(LONG, 5, 16), last(LONG.sized(key_length=300), 1, 16)):
+        problem = judge.problem(case).forward_only()
+        turned = changed(problem, block_table=lambda table: table.max(initial=0) - table)
+        first, second = (judge.answer(case, each) for each in (problem, turned))
+        if first is not None and second is not None:
+            same = np.asarray(first.output).tobytes() == np.asarray(second.output).tobytes()
+            judge.assert_that(case, same, "the same keys in other pages give other bits")

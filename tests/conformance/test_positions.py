@@ -126,6 +126,7 @@ CLAUSES = table(
         *(CAUSAL_ALIBI, CAUSAL_ALIBI.sized(query_length=17, key_length=17)),
         replace(CAUSAL_ALIBI, padding=Padding.RIGHT),
     ),
+    row("positions.alibi-samples", *(ALIBI.sized(batch=n).extended(alibi_samples=True) for n in (2, 3))),
     row("positions.alibi-start", *_starting(ALIBI)),
     row(
         "positions.alibi-far",

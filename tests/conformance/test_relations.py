@@ -7,7 +7,7 @@ import numpy as np
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected
 from attention_conformance.spec.cases import Case, Embedding, MaskKind, MaskShape, Padding, Poison, Scores, Sharing
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.comparison import compare, part_of
@@ -42,6 +42,8 @@ ALTERNATIVES = (
     Case(seed=124, mask=MaskKind.BOOL, padding=Padding.RIGHT),
     Case(seed=125, mask=MaskKind.FLOAT, padding=Padding.LEFT),
 )
+OF_SAMPLES = Case(seed=126, causal=True, padding=Padding.LENGTHS).sized(batch=3, query_length=2, key_length=11)
+WITH_LENGTHS = (OF_SAMPLES, replace(OF_SAMPLES, seed=127).extended(page_size=4))
 
 
 def _assert_same(judge: Judge, case: Case, first: Problem, second: Problem, context: str, of_first: Change) -> None:
@@ -180,7 +182,7 @@ def test_recording(judge: Judge) -> None:
 def test_alternatives(judge: Judge) -> None:
     for name in judge.implementation.alternatives:
         along = judge.along(name)
-        for case in along.cases(*ALTERNATIVES):
+        for case in along.cases(*ALTERNATIVES, *(WITH_LENGTHS if Feature.VALID_LENS in judge.claims else ())):
             _assert_returned(along, case, name)
 
 

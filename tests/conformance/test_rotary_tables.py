@@ -22,6 +22,7 @@ CLAUSES = table(
         *(replace(GIVEN, seed=373, causal=True), replace(GIVEN, seed=374, mask=MaskKind.FLOAT, padding=Padding.LEFT)),
         *(replace(GIVEN, sizes=GROUPED), GIVEN.sized(query_length=17, key_length=17), GIVEN.extended(sinks=True)),
         GIVEN.extended(packing=Packing.SEGMENTS),
+        replace(GIVEN, seed=378, causal=True, padding=Padding.LENGTHS).sized(batch=3, query_length=2, key_length=11),
         context="rotated by given cosines and sines",
     ),
     row(

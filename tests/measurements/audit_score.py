@@ -29,6 +29,7 @@ BASIC = {Feature.CORE, Feature.HEADS, Feature.PROJECTIONS, Feature.ALTERNATIVES,
 CACHES = {Feature.CACHE, Feature.STATIC_CACHE, Feature.RING_CACHE}
 UNPROBED = frozenset(
     {*MODES, *FUNCTIONS.values(), *PARAMETERS, *BASIC, *CACHES, *UNSEEN, Feature.LATENT, Feature.CACHE_ROWS}
+    | {Feature.ALIBI_SAMPLES}
 )
 """Features that have no probe of their own."""
 NEEDS: Mapping[str, tuple[set[Feature], ...]] = {
@@ -39,6 +40,7 @@ NEEDS: Mapping[str, tuple[set[Feature], ...]] = {
     "empty-row-float": ({Feature.FLOAT_MASK},),
     "empty-row-padding": ({Feature.KEY_PADDING},),
     "empty-row-causal": ({Feature.CAUSAL},),
+    "empty-row-query": ({Feature.QUERY_LENS},),
     "softmax-precision": (),
     "group-order": ({Feature.GROUPED},),
     "window-count": ({Feature.WINDOW},),

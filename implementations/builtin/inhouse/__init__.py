@@ -34,8 +34,8 @@ from attention_conformance.spec.problem import Problem
 
 _NO_GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}
 _ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY, Feature.POSITION_IDS, Feature.ROTARY_TABLES}
-_STARTS = {Feature.QUERY_START, Feature.QUERY_STARTS}
-_BY_POSITION = _ROTARY | _STARTS | {Feature.WINDOW, Feature.ALIBI, Feature.RELATIVE_BIAS}
+_STARTS = {Feature.QUERY_START, Feature.QUERY_STARTS, Feature.QUERY_LENS}
+_BY_POSITION = _ROTARY | _STARTS | {Feature.WINDOW, Feature.ALIBI, Feature.ALIBI_SAMPLES, Feature.RELATIVE_BIAS}
 _OF_SOFTMAX = {Feature.SOFTCAP, Feature.SINKS, Feature.ZERO_ATTN, Feature.DROPOUT}
 _NORMS = {Feature.QK_NORM, Feature.NORM_EPSILON}
 EXTENSIONS = frozenset(_BY_POSITION | _OF_SOFTMAX | _NORMS | {Feature.GROUPED, Feature.SEGMENTS, Feature.HEAD_GATES})
@@ -58,6 +58,7 @@ _PLACES = {**PLACES, **{name: name for name in _LEARNED}}
 _PASSED = (
     "query_start",
     "query_starts",
+    "query_lens",
     "query_positions",
     "key_positions",
     "rotary_cos",

@@ -40,7 +40,8 @@ class Options(Generic[T]):
             positions; or (B, L, r / 2), a row for each token; rotary_sin.
         query_start: the position of the first query; None is 0.
         query_starts: (B,), that position for each sample.
-        alibi_slopes: (H,); slope * distance is taken off the scores.
+        query_lens: (B,), how many first queries of each sample are real; the others see no key.
+        alibi_slopes: (H,) or (B, H); slope * distance is taken off the scores.
         relative_bias: (H, 2 R + 1), added to the scores by distance, the middle one for none; the outermost ones
             count for all distances beyond.
         bucketed_bias: (buckets, H), added to the scores by bucket: half of them, of each side if bidirectional, hold
@@ -74,6 +75,7 @@ class Options(Generic[T]):
     rotary_sin: T | None = None
     query_start: int | None = None
     query_starts: T | None = None
+    query_lens: T | None = None
     alibi_slopes: T | None = None
     relative_bias: T | None = None
     bucketed_bias: T | None = None

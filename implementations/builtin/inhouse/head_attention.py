@@ -86,7 +86,8 @@ def readable(*tensors: Tensor) -> bool:
 def _merely_causal(masks: Masks) -> bool:
     """Whether torch's own flag is enough; its kernel on the CPU takes positive scales only."""
     call = masks.options
-    others = (call.attn_mask, call.key_padding_mask, call.valid_lens, call.alibi_slopes, call.relative_bias)
+    masked = (call.attn_mask, call.key_padding_mask, call.valid_lens, call.query_lens)
+    others = (*masked, call.alibi_slopes, call.relative_bias)
     placed = bool(call.query_start) or call.query_starts is not None or masks.documents is not None
     plain = call.window_size[0] < 0 and not placed and not masks.extra_kv and masks.queries > 0
     return call.is_causal and plain and all(x is None for x in others) and (call.scale is None or call.scale > 0.0)

@@ -75,6 +75,8 @@ class Sight:
         if (lengths := self.options.valid_lens) is not None:
             counts = lengths[:, None] if lengths.ndim == 1 else lengths[:, tile[0]]
             yield (np.arange(tile[1].start, tile[1].stop) < counts[..., None])[:, None]
+        if self.options.query_lens is not None:
+            yield (np.arange(tile[0].start, tile[0].stop) < self.options.query_lens[:, None])[:, None, :, None]
 
     def _by_place(self, tile: Tile) -> Iterator[Array]:
         (left, right), ahead = self.options.window_size, self.ahead(tile)[:, None]
@@ -101,7 +103,7 @@ class Sight:
         if mask is not None and mask.dtype.kind != "b":
             yield cut(mask, tile)
         if slopes is not None:
-            yield -slopes.astype(SINGLE)[:, None, None] * np.abs(self.ahead(tile))[:, None]
+            yield -slopes.astype(SINGLE)[..., None, None] * np.abs(self.ahead(tile))[:, None]
         if table is not None:
             most = table.shape[-1] // 2
             yield np.moveaxis(table[:, np.clip(self.ahead(tile), -most, most) + most], 0, 1)

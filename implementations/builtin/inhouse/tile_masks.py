@@ -185,6 +185,8 @@ class Masks:
         if (lengths := self.options.valid_lens) is not None:
             counts = lengths[:, None] if lengths.ndim == 1 else lengths[:, tile.rows]
             yield (torch.arange(tile.keys.start, tile.keys.stop, device=self.device) < counts[..., None])[:, None]
+        if (real := self.options.query_lens) is not None:
+            yield (torch.arange(tile.rows.start, tile.rows.stop, device=self.device) < real[:, None])[:, None, :, None]
 
     def _by_place(self, tile: Tile) -> Iterator[Tensor]:
         (left, right), documents = self._sides, self.documents
@@ -205,7 +207,7 @@ class Masks:
         if mask is not None and mask.dtype is not torch.bool:
             yield cut(mask, tile)
         if slopes is not None:
-            yield -slopes[:, None, None] * self.ahead(tile).abs()[:, None]
+            yield -slopes[..., None, None] * self.ahead(tile).abs()[:, None]
         if table is not None:
             yield table[:, self.entries(tile)].transpose(0, 1)
         if self.options.bucketed_bias is not None:

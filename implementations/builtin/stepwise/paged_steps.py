@@ -74,6 +74,7 @@ class PagedSteps:
     repeat: Callable[[Tensor, int], Tensor] = repeat
     first_query: Callable[[int, int, int], int] = first_query
     visible: Callable[[Tensor, Tensor, bool, tuple[int, int]], Tensor] = visible
+    softmax: Callable[[Tensor], Tensor] = softmax
     mix: Callable[[Tensor, Tensor], Tensor] = mix
 
     def __call__(
@@ -119,7 +120,7 @@ class PagedSteps:
             first = self.first_query(length, len(rows), len(pages) * size)
             places = first + torch.arange(len(rows)), torch.arange(key.shape[1])
             seen = self.visible(*places, is_causal, window_size)
-            weights = softmax(scores.masked_fill(~seen, -torch.inf))
+            weights = self.softmax(scores.masked_fill(~seen, -torch.inf))
             outputs.append(self.mix(weights, value).transpose(0, 1))
         empty = query.new_zeros(0, *query.shape[1:3], value_cache.shape[-1])
         return torch.stack(outputs).to(query.dtype) if outputs else empty

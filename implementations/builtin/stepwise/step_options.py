@@ -26,6 +26,7 @@ class CallOptions:
     rotary_sin: Tensor | None = None
     query_start: int | None = None
     query_starts: Tensor | None = None
+    query_lens: Tensor | None = None
     alibi_slopes: Tensor | None = None
     relative_bias: Tensor | None = None
     bucketed_bias: Tensor | None = None

@@ -136,8 +136,8 @@ def cap(scores: Tensor, softcap: float) -> Tensor:
 
 
 def add_alibi(scores: Tensor, slopes: Tensor, ahead: Tensor) -> Tensor:
-    """Subtracts slopes (H,) times the distance."""
-    return scores - slopes[:, None, None] * ahead.abs()[:, None]
+    """Subtracts slopes (H,) or (B, H) times the distance."""
+    return scores - slopes[..., None, None] * ahead.abs()[:, None]
 
 
 def add_relative(scores: Tensor, table: Tensor, ahead: Tensor) -> Tensor:
@@ -177,6 +177,12 @@ def add_window(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor
 def add_documents(scores: Tensor, same_document: Tensor) -> Tensor:
     """(B, Lq, Lk), True = of one document."""
     return scores.masked_fill(~same_document[:, None], -INFINITY)
+
+
+def add_query_lengths(scores: Tensor, lengths: Tensor) -> Tensor:
+    """(B,): queries beyond the length of their sample see no key."""
+    beyond = torch.arange(scores.shape[-2]) >= lengths[:, None]
+    return scores.masked_fill(beyond[:, None, :, None], -INFINITY)
 
 
 def add_zero_key(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,6 +289,7 @@ class Steps:
     add_mask: Callable[[Tensor, Tensor], Tensor] = add_mask
     add_padding: Callable[[Tensor, Tensor], Tensor] = add_padding
     add_lengths: Callable[[Tensor, Tensor], Tensor] = add_lengths
+    add_query_lengths: Callable[[Tensor, Tensor], Tensor] = add_query_lengths
     add_causal: Callable[[Tensor], Tensor] = add_causal
     add_triangle: Callable[[Tensor, Tensor], Tensor] = add_triangle
     add_window: Callable[[Tensor, Tensor, tuple[int, int]], Tensor] = add_window
@@ -373,6 +380,8 @@ class Steps:
             given = self.add_padding(given, call.key_padding_mask)
         if call.valid_lens is not None:
             given = self.add_lengths(given, call.valid_lens)
+        if call.query_lens is not None:
+            given = self.add_query_lengths(given, call.query_lens)
         if call.is_causal:
             given = self.add_triangle(given, where[0]) if call.positioned else self.add_causal(given)
         if call.window_size != (-1, -1):

@@ -127,9 +127,11 @@ def group(
     check: Callable[[Judge, Argument], None],
     arguments: Mapping[str, Argument],
     dtypes: tuple[str, ...] = tuple(DTYPES),
+    anywhere: bool = False,
 ) -> tuple[ClauseTest, ...]:
     """The tests of several clauses by one function, which is called with the argument of the clause."""
-    return tuple(clause(name, dtypes)(partial(_called, check, argument)) for name, argument in arguments.items())
+    tests = {name: partial(_called, check, argument) for name, argument in arguments.items()}
+    return tuple(clause(name, dtypes, anywhere)(test) for name, test in tests.items())
 
 
 def _called(check: Callable[[Judge, Argument], None], argument: Argument, judge: Judge) -> None:

@@ -77,9 +77,16 @@ def batch(sequence: Sequence, query: Any, key: Any, value: Any, **options: Any) 
     assert len(query) == len(key) == len(value)
     assert key.shape[1:3] == value.shape[1:3]
     assert query.shape[2] % max(1, key.shape[2]) == 0
-    answers = [sequence(*rows, **options) for rows in zip(query, key, value, strict=True)]
+    slopes = options.pop("slopes", None)
+    given = enumerate(zip(query, key, value, strict=True))
+    answers = [sequence(*rows, **options, slopes=of_sample(slopes, b)) for b, rows in given]
     outputs, logs = zip(*answers, strict=True)
     return torch.stack(outputs), torch.stack(logs)
+
+
+def of_sample(slopes: Tensor | None, number: int) -> Tensor | None:
+    """(H,), of slopes (H,) or (B, H)."""
+    return slopes if slopes is None or slopes.ndim == 1 else slopes[number]
 
 
 def _gathered(
@@ -178,42 +185,6 @@ def flash(sequence: Sequence) -> dict[str, Function]:
         outputs, logs = zip(*answers, strict=True)
         return (torch.cat(outputs), torch.cat(logs, 1), None) if return_attn_probs else torch.cat(outputs)
 
-    def flash_attn_with_kvcache(
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        k: Tensor | None = None,
-        v: Tensor | None = None,
-        rotary_cos: Tensor | None = None,
-        rotary_sin: Tensor | None = None,
-        cache_seqlens: Tensor | None = None,
-        cache_batch_idx: Tensor | None = None,
-        cache_leftpad: Tensor | None = None,
-        block_table: Tensor | None = None,
-        softmax_scale: float | None = None,
-        causal: bool = False,
-        window_size: tuple[int, int] = (-1, -1),
-        softcap: float = 0.0,
-        rotary_interleaved: bool = True,
-        alibi_slopes: Tensor | None = None,
-        num_splits: int = 0,
-        return_softmax_lse: bool = False,
-    ) -> Any:
-        options: dict[str, Any] = {"causal": causal, "scale": softmax_scale, "window": window_size, "softcap": softcap}
-        answers = []
-        for b in range(len(q)):
-            room = slice(b, b + 1) if block_table is None else block_table[b].long()
-            held = k_cache[room].flatten(0, 1).shape[0] if cache_seqlens is None else int(cache_seqlens[b])
-            if k is not None and v is not None:
-                k_cache[b, held : held + k.shape[1]], v_cache[b, held : held + k.shape[1]] = k[b], v[b]
-                held += k.shape[1]
-            held -= int(sequence.wrong == "cache" and held > 3)
-            assert k_cache.shape[:3] == v_cache.shape[:3]
-            rows = (cache[room].flatten(0, 1)[:held] for cache in (k_cache, v_cache))
-            answers.append(sequence(q[b].detach(), *(x.detach() for x in rows), **options, slopes=alibi_slopes))
-        outputs, logs = zip(*answers, strict=True)
-        return (torch.stack(outputs), torch.stack(logs)) if return_softmax_lse else torch.stack(outputs)
-
     def varlen_attn(
         query: Tensor,
         key: Tensor,
@@ -239,7 +210,7 @@ def flash(sequence: Sequence) -> dict[str, Function]:
         flash_attn_qkvpacked_func,
         flash_attn_varlen_func,
     )
-    return {function.__name__: function for function in (*functions, flash_attn_with_kvcache)}
+    return {function.__name__: function for function in functions}
 
 
 def flashinfer(sequence: Sequence) -> dict[str, Function]:

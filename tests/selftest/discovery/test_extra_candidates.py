@@ -19,6 +19,7 @@ EVERY = {
     "position_ids": Feature.POSITION_IDS,
     "q_offset": Feature.QUERY_START,
     "q_starts": Feature.QUERY_STARTS,
+    "query_seq_lengths": Feature.QUERY_LENS,
     "alibi_slopes": Feature.ALIBI,
     "relative_bias": Feature.RELATIVE_BIAS,
     "bucketed_bias": Feature.BUCKETED_BIAS,
@@ -38,6 +39,7 @@ SPELLED = {
     "segment_ids": "query_segments",
     "rotary_ndims": "rotary_dim",
     "q_starts": "query_starts",
+    "query_seq_lengths": "query_lens",
     "position_ids": "query_positions",
 }
 STEPS = "from attention_conformance.implementations.builtin.stepwise.steps import Steps\nsteps = Steps()\n"

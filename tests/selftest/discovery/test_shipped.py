@@ -24,6 +24,7 @@ from attention_conformance.tests.selftest.discovery.shipped_bodies import (
     flash,
     flashinfer,
 )
+from attention_conformance.tests.selftest.discovery.shipped_cache_body import cached
 
 OF_SCORES = {Feature.CAUSAL, Feature.SCALE, Feature.WINDOW, Feature.SOFTCAP, Feature.LOG_SUM_EXP}
 OF_FLASH = OF_SCORES | {Feature.ALIBI, Feature.DROPOUT, Feature.GRADIENTS}
@@ -35,7 +36,8 @@ PROMISED = {
     | {Feature.CROSS, Feature.GROUPED, Feature.CUMULATIVE_LENGTHS, Feature.PAGED, Feature.VALID_LENS},
     "varlen_attn": {Feature.CAUSAL, Feature.SCALE, Feature.WINDOW, Feature.GROUPED, Feature.CUMULATIVE_LENGTHS},
     "flash_attn_with_kvcache": OF_SCORES
-    | {Feature.ALIBI, Feature.GROUPED, Feature.CACHE, Feature.STATIC_CACHE, Feature.PAGED, Feature.VALID_LENS},
+    | {Feature.ALIBI, Feature.GROUPED, Feature.CACHE, Feature.STATIC_CACHE, Feature.PAGED, Feature.VALID_LENS}
+    | {Feature.ALIBI_SAMPLES, Feature.ROTARY_TABLES},
     "single_prefill_with_kv_cache": OF_SCORES | {Feature.ROTARY, Feature.GROUPED, Feature.BOOL_MASK},
     "single_decode_with_kv_cache": OF_SCORES - {Feature.CAUSAL} | {Feature.ROTARY, Feature.GROUPED},
     "memory_efficient_attention": {Feature.FLOAT_MASK, Feature.MASK_GRADIENT, Feature.SCALE, Feature.DROPOUT},
@@ -58,6 +60,9 @@ WRONG = (
     ("flash_attn_with_kvcache", "cache", "cache.decode"),
     ("flash_attn_with_kvcache", "window", "window.extent"),
     ("flash_attn_with_kvcache", "cache", "paged.lengths"),
+    ("flash_attn_with_kvcache", "new", "relations.alternatives"),
+    ("flash_attn_with_kvcache", "pad", "relations.alternatives"),
+    ("flash_attn_with_kvcache", "table-start", "rotary-tables.scores"),
     ("single_prefill_with_kv_cache", "mask", "masks.bool"),
     ("single_prefill_with_kv_cache", "rotary", "shapes.combinations"),
     ("single_decode_with_kv_cache", "log", "softmax.log-sum-exp"),
@@ -67,13 +72,20 @@ WRONG = (
     ("attention", "starts", "shapes.combinations"),
 )
 CHEAP = ("scores.*", "masks.*", "causal.*", "window.extent", "softcap.formula", "grouped.*", "returned.base", "cache.*")
-IN_PAGES = ("paged.lengths", "paged.append")
+IN_PAGES = (
+    "paged.lengths",
+    "paged.append",
+    "relations.alternatives",
+    "rotary-tables.scores",
+    "positions.alibi-samples",
+)
 
 
 @cache
 def functions(wrong: str = "", only_half: bool = False) -> dict[str, Function]:
     sequence = Sequence(wrong, only_half)
-    return {**flash(sequence), **flashinfer(sequence), **composed(wrong)}
+    of_a_cache = {"flash_attn_with_kvcache": cached(sequence)}
+    return {**flash(sequence), **of_a_cache, **flashinfer(sequence), **composed(wrong)}
 
 
 def presented(name: str, wrong: str = "", only_half: bool = False, **settings: str) -> Implementation:

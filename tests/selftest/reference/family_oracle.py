@@ -84,10 +84,11 @@ def _place(problem: Problem, conventions: Conventions, role: str, b: int, token:
         return before + problem.extension.query_start
     if conventions.causal_alignment is Alignment.TOP_LEFT:
         return before
-    keys = _keys(problem, b, own)
+    keys, queries = _keys(problem, b, own), _members(problem, "query", b, own)
     if conventions.causal_alignment is Alignment.BOTTOM_RIGHT_REAL:
         keys = keys[: max((n + 1 for n, real in enumerate(keys) if real), default=0)]
-    return before + len(keys) - _members(problem, "query", b, own)
+        queries = int(problem.extras["query_lens"][b]) if "query_lens" in problem.extras else queries
+    return before + len(keys) - queries
 
 
 def rotated_at(problem: Problem, conventions: Conventions, role: str, b: int, token: int) -> int:
@@ -97,8 +98,10 @@ def rotated_at(problem: Problem, conventions: Conventions, role: str, b: int, to
 
 
 def displaced(problem: Problem, conventions: Conventions, b: int, i: int, j: int) -> bool:
-    """Whether causal flag, window or documents hide key j from query i."""
-    extension = problem.extension
+    """Whether causal flag, window or documents hide key j from query i, or the number of queries does."""
+    extension, asked = problem.extension, problem.extras.get("query_lens")
+    if asked is not None and i >= asked[b]:
+        return True
     if document(problem, "query", b, i) != document(problem, "key", b, j):
         return True
     query, key = position(problem, conventions, "query", b, i), position(problem, conventions, "key", b, j)
@@ -230,7 +233,8 @@ def position_biases(task: Task, place: tuple[int, int, int, int]) -> list[Number
     query, key = (position(problem, task.conventions, *at) for at in (("query", b, i), ("key", b, j)))
     ahead, most, biases = key - query, problem.extension.relative_bias, []
     if "alibi_slopes" in problem.extras:
-        biases.append(-number(problem.extras["alibi_slopes"][h]) * abs(ahead))
+        slopes = problem.extras["alibi_slopes"]
+        biases.append(-number(slopes[h] if slopes.ndim == 1 else slopes[b, h]) * abs(ahead))
     if "relative_bias" in problem.extras:
         entry = most + int(math.copysign(min(abs(ahead), most), ahead))
         biases.append(number(problem.extras["relative_bias"][h, entry]))

@@ -120,6 +120,7 @@ PLACED = [
     Case(sizes=FEW_KEYS, causal=True),
     Case(sizes=FEW, causal=True, padding=Padding.LENGTHS).extended(query_starts=True, alibi=True),
     Case(sizes=FEW).extended(window_left=2, window_right=1, query_starts=True, rotary_base=9.0),
+    Case(sizes=FEW, causal=True, padding=Padding.LENGTHS).extended(query_lens=True, alibi=True, alibi_samples=True),
     Case(sizes=FEW).extended(window_left=1),
     Case(sizes=FEW).extended(window_left=0, window_right=0),
     Case(sizes=FEW).extended(window_left=2, window_right=1, query_start=2),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -40,6 +41,21 @@ def test_right_styles_stay_within_the_bounds(case: Case, dtype: str) -> None:
     for name, style in RIGHT.items():
         own = ratios(answers_of(style, problem), parts)
         assert max(own) < 0.5, name
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("case", [FEW, EQUAL, CONSTANT, FEW.sized(num_heads=4, num_kv_heads=2)], ids=str)
+def test_what_is_known_at_once_is_less_than_the_whole_bound(case: Case, dtype: str) -> None:
+    for part in expected(case, dtype).values():
+        assert all(each.least < each.bound for each in part.aligned)
+
+
+def test_what_is_not_worked_out_is_below_what_is_known() -> None:
+    parts, problem = expected(SQUARE, "bfloat16"), build(SQUARE, "bfloat16")
+    answers = answers_of(RIGHT["eager"], problem)
+    for part, known in product(PARTS, (0.0, 0.01, 0.1, 1.0)):
+        whole, brief = (compare(part, answers[part], parts[part], "bfloat16", share).worst for share in (0.0, known))
+        assert max(known, brief) == max(known, whole)
 
 
 @pytest.mark.parametrize("dtype", HALVES)

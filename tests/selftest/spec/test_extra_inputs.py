@@ -54,6 +54,15 @@ def test_slopes_are_positive_and_gates_of_both_signs() -> None:
     assert set(np.sign(extra_arrays(NEEDED["head_gates"])["head_gates"])) == {-1.0, 1.0}
 
 
+def test_samples_have_slopes_and_numbers_of_queries_of_their_own() -> None:
+    arrays = extra_arrays(
+        Case().sized(batch=5, query_length=3).extended(alibi=True, alibi_samples=True, query_lens=True)
+    )
+    assert arrays["alibi_slopes"].shape == (5, 3)
+    assert len(np.unique(arrays["alibi_slopes"])) == 15
+    assert arrays["query_lens"].tolist() == [2, 1, 0, 3, 2]
+
+
 def test_extra_keys_are_as_wide_as_the_key_heads() -> None:
     sizes = Sizes(num_heads=6, num_kv_heads=2, d_k=4, d_v=3)
     arrays = extra_parameters(Case(sizes=sizes).extended(bias_kv=True))

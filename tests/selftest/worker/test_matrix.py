@@ -73,6 +73,17 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Namespace:
     )
 
 
+def test_an_interrupted_run_says_that_it_can_go_on(
+    given: Namespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(matrix_command, "executor", interrupted)
+    assert matrix(given) == ExitStatus.INTERRUPTED
+    assert "the same command goes on from there" in capsys.readouterr().err
+
+
 def test_what_changed_is_judged_again_and_compared(
     given: Namespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
