@@ -12,6 +12,7 @@ from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Level, load
+from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.causes import INTENDED, Hypothesis, repairs
@@ -23,7 +24,7 @@ from attention_conformance.tests.harness.explain.narrowing import narrower
 from attention_conformance.tests.harness.explain.neighbours import neighbour
 from attention_conformance.tests.harness.explain.observation import WITHOUT_DIGITS, Observation, Prober, observed
 from attention_conformance.tests.harness.explain.other_claims import holding, rounded_operands, stated
-from attention_conformance.tests.harness.explain.places import places, shared_exception, wider
+from attention_conformance.tests.harness.explain.places import other_sizes, places, shared_exception, wider
 from attention_conformance.tests.harness.explain.probes import PROBES
 from attention_conformance.tests.harness.explain.scoring import scored
 from attention_conformance.tests.harness.judge.clause_tests import Selection
@@ -190,6 +191,11 @@ def _of_cases(
     listed = [h for h in hypotheses(implementation.claims.scope, claimed) if h.name not in unknown]
     clauses = {each.clause for each in checks}
     found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several)
+    if found is not None and (against := triggers.against(found, claimed)):
+        failing = [*failing, *(each for each in against if each.failing)]
+        passing = [*passing, *(each for each in against if not each.failing)]
+        found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several)
+        found = None if found is None or triggers.against(found, claimed) else found
     if several and (found is None or found.rest not in ("", RAISING)):
         for convention in conventions_that_help(listed, failing, passing, claimed)[:1]:
             follower = following(implementation, convention)
@@ -279,6 +285,16 @@ class _Triggers:
     def found(self) -> list[Condition]:
         """The conditions that every failing case fulfils."""
         return conditions(self.failing, self.prober)
+
+    def against(self, found: Explanation, claimed: Conventions) -> list[Observation]:
+        """Cases that speak against one mistake: it is put to the test on the smallest failing one with other sizes."""
+        base = min((each.case for each in self.failing), key=lambda case: len(str(case)))
+        made = map(self.prober.observe, [] if found.conditions else other_sizes(base))
+        seen = [each for each in made if each is not None]
+        scores = [scored(h, seen, seen, claimed) for h in found.hypotheses]
+        known = {id(each) for score in scores for each in score.explained}
+        wrong = {id(each) for score in scores for each in score.contradicting}
+        return [e for e in seen if (id(e) not in known if e.failing else id(e) in wrong) and len(scores) == 1]
 
     def repeated(self, number: int) -> list[Observation]:
         """So many more failing cases at most: the first one with other numbers and lengths."""

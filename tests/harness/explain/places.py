@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.reference.expected import Expected
+from attention_conformance.spec.cases import Case
 from attention_conformance.tests.harness.explain.observation import Observation, Prober
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 
@@ -17,6 +18,16 @@ PLURAL = {"sample": "samples", "head": "heads", "query": "queries", "component":
 MORE = {"batch": 3, "num_heads": 5}
 LONGER = 100
 SEEDS = (41, 42)
+
+
+def other_sizes(base: Case) -> Iterator[Case]:
+    """The case with other sizes, each respect by itself."""
+    s = base.sizes
+    yield base.sized(d_k=s.d_k + 2, d_v=s.d_v + 2)
+    yield base.sized(d_k=6, d_v=6)
+    yield base.sized(query_length=s.query_length + 3, key_length=s.key_length + 3)
+    yield base.sized(query_length=9, key_length=9)
+    yield base.sized(batch=1)
 
 
 def wider(failing: Sequence[Observation], prober: Prober) -> list[Observation]:

@@ -121,3 +121,15 @@ def test_conventions_to_add_are_one_sentence() -> None:
     given = ["Do this.", f"{INTENDED}a=b.", f"{INTENDED}scale=0.125."]
     assert repairs(given) == f"Do this. {INTENDED}a=b --convention scale=0.125."
     assert repairs([repairs(given), "Do that."]) == f"Do this. Do that. {INTENDED}a=b --convention scale=0.125."
+
+
+def test_a_name_is_put_to_the_test_with_other_sizes() -> None:
+    def eight_components(query: Tensor, key: Tensor, scale: float) -> Tensor:
+        return query[..., :8] @ key[..., :8].mT * scale
+
+    checks = [FailingCheck("shapes.large", Case(seed=seed).sized(d_k=9), "float64", "output") for seed in (5, 6)]
+    candidate = Implementation("candidate", Claims(Scope.OP, CORE), torch_op(Steps(score=eight_components)))
+    diagnosis = diagnose(candidate, checks, dtypes=("float64",))
+    assert diagnosis is not None
+    assert not diagnosis.name, str(diagnosis)  # with nine, the last component of an odd width is lost, too
+    assert diagnosis.when == ("with more than 8 components of a query",)
