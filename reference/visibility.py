@@ -200,7 +200,7 @@ def _answers(
     placed = problem.causal or problem.extension.windowed or _packed(problem)
     by_place = conventions.empty_row_causal if placed else by_mask
     blamed = [
-        (no_query, conventions.empty_row_query),
+        (no_query, conventions.padded_queries),
         *((from_mask, by_mask), (from_padding, conventions.empty_row_padding), (rest, by_place)),
     ]
     answers = {answer: np.zeros(empty.shape, bool) for answer in EmptyRow}

@@ -49,6 +49,11 @@ class CaseOption:
         return np.full(self.draw(np.random.default_rng(0), heads, self.example).shape, self.unfelt)
 
 
+def _slopes(rng: Any, heads: int, usual: bool) -> Any:
+    drawn = rng.uniform(0.1, 0.9, heads)
+    return 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads) if usual else drawn
+
+
 CASE_OPTIONS = (
     CaseOption(Feature.DROPOUT, "dropout_p", Extension(dropout=0.5, dropout_seed=1), {"dropout_p": ()}),
     CaseOption(Feature.EVALUATION, "training", Extension(evaluation=True), {"training": ()}),
@@ -97,7 +102,7 @@ CASE_OPTIONS = (
         "query_lens",
         Extension(query_lens=True),
         {"query_lens": ("query_seq_lengths", "q_seq_lens", "q_lens")},
-        convention="empty_row_query",
+        convention="padded_queries",
     ),
     CaseOption(
         Feature.SINKS,
@@ -112,7 +117,7 @@ CASE_OPTIONS = (
         "alibi",
         Extension(alibi=True),
         {"alibi_slopes": ()},
-        draw=lambda rng, heads, _: rng.uniform(0.1, 0.9, heads),
+        draw=lambda rng, heads, extension: _slopes(rng, heads, extension.usual_slopes),
         unfelt=0.0,
     ),
     CaseOption(

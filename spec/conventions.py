@@ -259,7 +259,7 @@ class Conventions:
     empty_row_float: EmptyRow = EmptyRow.ZEROS
     empty_row_padding: EmptyRow = EmptyRow.ZEROS
     empty_row_causal: EmptyRow = EmptyRow.ZEROS
-    empty_row_query: EmptyRow = EmptyRow.ZEROS
+    padded_queries: EmptyRow = EmptyRow.ZEROS
     bool_mask: Polarity = Polarity.MAY_ATTEND
     softmax_precision: SoftmaxPrecision = SoftmaxPrecision.WORKING
     group_order: GroupOrder = GroupOrder.CONSECUTIVE
@@ -283,7 +283,7 @@ class Conventions:
     product_precision: ProductPrecision = ProductPrecision.WORKING
 
     def claiming(self, settings: Mapping[str, str]) -> Conventions:
-        """These conventions with KEY=VALUE settings applied; `empty-row` sets all kinds.
+        """These conventions with KEY=VALUE settings applied; `empty-row` sets all four kinds.
 
         Raises:
             ValueError: a key or value that does not exist; the message lists what does.

@@ -25,6 +25,8 @@ class Premise(StrEnum):
     """BASE or BASE:DIM: query and key are rotated, with this base, in so many of their components."""
     QK_NORM = "qk-norm"
     """EPSILON, which is added to the mean square, or `default`: queries and keys are normalised."""
+    ALIBI = "alibi"
+    """Scores fall with the distance of a key, by the slopes of ALiBi: 2 ** (-8 h / H) for heads 1 to H."""
     RELATIVE_BIAS = "relative-bias"
     """A table of biases is added to the scores; the largest distance with an entry of its own."""
     SCALE = "scale"
@@ -41,6 +43,8 @@ class Premises:
 
     Attributes:
         causal: no query sees a later key.
+        alibi: scores fall with the distance of a key, by the slopes of ALiBi for 1, 2, 4 or 8 heads: these are exact in
+            each dtype, and of other numbers there are several rules.
         window_left, window_right, softcap, rotary_base, rotary_dim, relative_bias: as in `Extension`.
         qk_norm: queries and keys are normalised.
         norm_epsilon: as in `Extension`.
@@ -49,6 +53,7 @@ class Premises:
     """
 
     causal: bool = False
+    alibi: bool = False
     window_left: int | None = None
     window_right: int | None = None
     softcap: float | None = None
@@ -70,6 +75,7 @@ class Premises:
             Premise.SOFTCAP: self.softcap,
             Premise.ROTARY: self.rotary_base if self.rotary_dim is None else (self.rotary_base, self.rotary_dim),
             Premise.QK_NORM: (DEFAULT if self.norm_epsilon is None else self.norm_epsilon) if self.qk_norm else None,
+            Premise.ALIBI: self.alibi or None,
             Premise.RELATIVE_BIAS: self.relative_bias or None,
             Premise.SCALE: self.scale,
             Premise.LENGTH: self.length or None,
@@ -111,6 +117,8 @@ class Premises:
             option |= {"window_left": self.window_left, "window_right": self.window_right}
         if self.qk_norm:
             option |= {"qk_norm": QkNorm.HEAD, "norm_epsilon": self.norm_epsilon}
+        if self.alibi:
+            option |= {"alibi": True, "usual_slopes": True}
         changed = replace(case, causal=case.causal or self.causal)
         if self.scale is not None:
             changed = replace(changed, scale=self.scale)
@@ -118,6 +126,9 @@ class Premises:
 
     def _sized(self, case: Case) -> Case:
         s = case.sizes
+        if self.alibi:
+            heads = min(MOST_SLOPES, _power_of_two(2 * s.num_heads - 1))
+            case = case.sized(num_heads=heads, num_kv_heads=min(heads, _power_of_two(s.num_kv_heads)))
         if self.length:
             return case.sized(query_length=self.length, key_length=self.length)
         if self.block:
@@ -132,7 +143,16 @@ class Premises:
         return of_a_part or of_a_norm or feature in {_OPTION[name] for name in self.names if name in _OPTION}
 
 
+def _power_of_two(number: int) -> int:
+    """The largest that is not larger; 0 for 0."""
+    return 1 << (number.bit_length() - 1) if number else 0
+
+
 NO_PREMISES = Premises()
+MOST_SLOPES = 8
+"""Heads with slopes that are powers of two."""
+FLAGS = {Premise.CAUSAL, Premise.ALIBI}
+"""Premises without a value, which have the names of their fields."""
 _EXTENSION = ("softcap", "rotary_base", "rotary_dim", "relative_bias")
 _OPTION = {
     Premise.CAUSAL: Feature.CAUSAL,
@@ -141,6 +161,7 @@ _OPTION = {
     Premise.ROTARY: Feature.ROTARY,
     Premise.QK_NORM: Feature.QK_NORM,
     Premise.RELATIVE_BIAS: Feature.RELATIVE_BIAS,
+    Premise.ALIBI: Feature.ALIBI,
     Premise.SCALE: Feature.SCALE,
 }
 _VALUES = {
@@ -178,7 +199,7 @@ def _parsed(setting: str) -> dict[str, Any]:
         meant = f"did you mean '{near[0]}'? There are" if near else "there are"
         raise ValueError(f"no premise is named {key!r}; {meant}: {', '.join(Premise)}")
     name = Premise(key)
-    if name is Premise.CAUSAL:
+    if name in FLAGS:
         if value:
             raise ValueError(f"premise {name} takes no value, not {value!r}")
         return {name.value: True}

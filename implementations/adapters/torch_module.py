@@ -195,7 +195,7 @@ def load(module: nn.Module, places: Places, given: Tensors) -> None:
         names = _names(places[path])
         used.update(names)
         with torch.no_grad():
-            parameter.copy_(_stored_at(places[path], given).view_as(parameter))
+            parameter.copy_(_stored_at(places[path], given).reshape(parameter.shape))
     lost = sorted(n for n in given if n.startswith(("w_", "b_", "bias_")) and n not in used)
     if lost:
         raise ValueError(f"the module has no parameter for {', '.join(lost)}")
@@ -226,7 +226,7 @@ def _stored_at(place: Place, given: Tensors) -> torch.Tensor:
 
 def _holds(module: nn.Module, path: str, stored: torch.Tensor) -> bool:
     parameter = module.get_parameter(path)
-    return parameter.numel() == stored.numel() and torch.equal(parameter.detach().view_as(stored), stored)
+    return parameter.numel() == stored.numel() and torch.equal(parameter.detach().reshape(stored.shape), stored)
 
 
 def _as_stored(given: Tensors, name: str) -> torch.Tensor:

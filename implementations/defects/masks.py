@@ -311,7 +311,7 @@ def query_lengths_taken_for_those_of_keys(scores: Tensor, lengths: Tensor) -> Te
     return add_lengths(scores, lengths)
 
 
-@breaks_each_length(follows="empty-row-query=uniform")
+@breaks_each_length(follows="padded-queries=uniform")
 def padded_queries_answered_with_a_mean(scores: Tensor, lengths: Tensor) -> Tensor:
     beyond = torch.arange(scores.shape[-2]) >= lengths[:, None]
     return scores.masked_fill(beyond[:, None, :, None], 0.0)

@@ -169,8 +169,14 @@ def value_gradient_added_in_half(weights: Tensor, value: Tensor) -> Tensor:
     return mixed
 
 
+@breaks_precision("numerics.accumulation", step="score", holds=("gradients.query", "numerics.bound"), dtype="float16")
+def query_gradient_added_in_half(query: Tensor, key: Tensor, by: float) -> Tensor:
+    products: Tensor = _MixedByTiles.apply(key, query.mT)  # type: ignore[no-untyped-call]
+    return products.mT * by
+
+
 class _MixedByTiles(torch.autograd.Function):
-    """The mixture of values, whose gradient adds up tiles of 16 queries in float16."""
+    """A product of matrices, such as the mixture of values; the second's gradient adds up tiles of 16 in float16."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, value: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -39,21 +39,25 @@ FAINTEST = np.log(1e-12)
 """Logarithm of a weight below which nothing is compared."""
 CAPS, POINTS = (1.0, 200.0), 40
 ALIBI_INSIDE = (
-    "its scores always fall with the distance of a key, by slopes of {}: let it take them as `alibi_slopes`, "
-    "or write an adapter (docs/adapter.md)"
+    "its scores always fall with the distance of a key, by slopes of {}, which are not those of ALiBi: "
+    "let it take them as `alibi_slopes`, or write an adapter (docs/adapter.md)"
 )
 """Bounds of scores that are looked for, and how many are tried between two."""
 
 
 def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Premises]:
     """The check with the pairing of its rotations, and the premises with what its weights show of its scores."""
-    if check.dtype not in ("float32", "float64") or premises.length or premises.block:
+    if check.dtype not in ("float32", "float64") or premises.block or premises.alibi:
         return check, premises
-    width, observed = _observed(check)
+    width, observed = _observed(check, premises)
     if not _usable(observed):
         return check, premises
     capped = premises.softcap or Feature.SOFTCAP in check.claims
-    scores = _Scores.of(observed, _problem(width, observed.weights.shape[1], check.dtype, PEAKED), premises)
+    scores = _Scores.of(observed, _problem(width, observed.weights.shape[1], check.dtype, _setup(premises)), premises)
+    if Feature.ALIBI not in check.claims and (slopes := scores.slopes()):
+        if not is_usual(slopes):
+            raise TargetError(ALIBI_INSIDE.format(", ".join(f"{slope:.3g}" for slope in slopes)))
+        return check, replace(premises, alibi=True)
     for base, pairing in _rotations(check, premises):
         moved = scores.rotated(base, pairing)
         for cap in (premises.softcap,) if capped else (None, moved.best_cap()):
@@ -61,8 +65,6 @@ def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Prem
                 conventions = replace(check.claims.conventions, rotary_pairing=pairing)
                 claims = replace(check.claims, conventions=conventions if base else check.claims.conventions)
                 return replace(check, claims=claims), replace(premises, rotary_base=base, softcap=cap)
-    if Feature.ALIBI not in check.claims and (slopes := scores.slopes()):
-        raise TargetError(ALIBI_INSIDE.format(", ".join(f"{slope:.3g}" for slope in slopes)))
     return (check, premises) if premises.qk_norm else _with_norms(check, premises, scores, width)
 
 
@@ -91,7 +93,7 @@ def _with_norms(check: ClaimCheck, premises: Premises, scores: _Scores, width: i
 
 def _seen_at(check: ClaimCheck, premises: Premises, width: int, size: float) -> _Scores | None:
     """The scores of rows of some size; None where the candidate does not show its weights."""
-    setup = replace(PEAKED, score_std=size)
+    setup = replace(_setup(premises), score_std=size)
     observed = Subject(_run(check), _interface(check, width), check.dtype, check.device).weights(setup)
     if not _usable(observed):
         return None
@@ -111,12 +113,18 @@ def _rotations(check: ClaimCheck, premises: Premises) -> Iterator[tuple[float | 
     yield from product(BASES, RotaryPairing)
 
 
-def _observed(check: ClaimCheck) -> tuple[int, ObservedWeights]:
+def _setup(premises: Premises) -> Setup:
+    """Of the length that is always that of its sequences."""
+    length = premises.length or PEAKED.key_length
+    return replace(PEAKED, query_length=length, key_length=length)
+
+
+def _observed(check: ClaimCheck, premises: Premises) -> tuple[int, ObservedWeights]:
     """The weights of the candidate, and the width of a head in which it shows them."""
     observed = ObservedWeights(np.empty(0), "no width")
     for width in WIDTHS:
         subject = Subject(_run(check), _interface(check, width), check.dtype, check.device)
-        observed = subject.weights(PEAKED)
+        observed = subject.weights(_setup(premises))
         if not observed.error:
             return width, observed
     return WIDTHS[0], observed
@@ -210,6 +218,18 @@ class _Scores:
         scores -= scores.max(-1, keepdims=True)
         logs: Floats = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
         return np.maximum(logs, FAINTEST)
+
+
+def usual_slopes(heads: int) -> list[list[float]]:
+    """The slopes of ALiBi by the rules that there are: powers of one ratio, or of powers of two alone."""
+    below = 1 << (heads.bit_length() - 1)
+    ratio, few, many = ([2.0 ** (-8.0 * h / n) for h in range(1, n + 1)] for n in (heads, below, 2 * below))
+    return [ratio, (few + many[::2])[:heads]]
+
+
+def is_usual(slopes: Sequence[float]) -> bool:
+    """Whether they are those of ALiBi, for so many heads."""
+    return any(np.allclose(slopes, each, rtol=0.01) for each in usual_slopes(len(slopes)))
 
 
 def near_whole(numbers: Floats) -> bool:

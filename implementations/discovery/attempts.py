@@ -19,6 +19,7 @@ from attention_conformance.implementations.discovery.constructor_names import (
     ROTARY,
     ROTATIONS,
     SQUARE,
+    SQUARES,
     WINDOWS,
     Size,
     size_of,
@@ -26,7 +27,7 @@ from attention_conformance.implementations.discovery.constructor_names import (
 from attention_conformance.implementations.discovery.constructors import Constructor, constructor
 from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.neutrals import words_of
-from attention_conformance.implementations.discovery.signatures import is_variadic, own_names, required
+from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor, own_names, required
 from attention_conformance.implementations.discovery.vocabulary import Option
 
 MOST = 24
@@ -38,6 +39,8 @@ WIDTHS = {"dim", "size", "width", "features", "channels", "units", "embed", "emb
 """Words in the names of widths: of one head perhaps, and of any."""
 OF_WINDOWS = {"window", "resolution"}
 """Words in the names of the sides of windows and images."""
+OF_MODES = {"self", "cross", "encoder"}
+"""Words in the names of flags for what a module attends to."""
 MOST_WORDS = {"max", "maximum"}
 """Words in the names of numbers of tokens, where they state nothing else."""
 
@@ -56,15 +59,24 @@ def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
     except TargetError as error:
         refused = error
     if first is not None and first.settings:
-        yield replace(first, lenient=True)
-    elif first is None or not first.named:
+        yield (first := replace(first, lenient=True))
+    if first is not None:
+        yield from (replace(first, options={**first.options, flag: True}) for flag in _modes(kind))
+    if first is None or not (first.settings or first.named):
         yield from (each for each in islice(_tried(kind), MOST) if first is None or each.sizes != first.sizes)
     if refused is not None:
         raise refused
 
 
+def _modes(kind: type[nn.Module]) -> list[str]:
+    """Its flags for attention to another sequence, and then to the same one: some classes want one of the two."""
+    off = [p.name for p in of_constructor(kind).parameters.values() if p.default is False]
+    found = [name for name in off if "attention" in words_of(name) and words_of(name) & OF_MODES]
+    return sorted(found, key=lambda name: "self" in words_of(name))
+
+
 def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
-    parameters = [p for p in inspect.signature(kind).parameters.values() if not is_variadic(p)]
+    parameters = [p for p in of_constructor(kind).parameters.values() if not is_variadic(p)]
     in_file = _globals(kind)
     groups = own_names({"num_kv_heads": Option(GROUPS)}, {p.name for p in parameters})
     choices = {p.name: possible for p in parameters if (possible := _choices(p))}
@@ -75,7 +87,7 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
             others = {n: s for n, s in in_file.items() if s not in sizes.values()}
             guessed = tuple(n for n, possible in choices.items() if possible is GUESSES and sizes[n] in GUESSES[1:3])
             made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed)
-            yield replace(made, tokens=SQUARE) if Size.WINDOW_SIDE in counted else made
+            yield replace(made, tokens=SQUARE) if counted & {*SQUARES} else made
 
 
 def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
@@ -86,6 +98,8 @@ def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
         return ()
     if "head" in words and "size" in words:
         return Size.HEAD_WIDTH, Size.HEADS, Size.WIDTH
+    if size is None and words & {"c", "hidden"} and required(parameter):
+        return Size.WIDTH, Size.HEAD_WIDTH
     of_a_head = words & (OF_A_HEAD - {"d"} if size is Size.WIDTH else OF_A_HEAD)
     if size is Size.HEAD_WIDTH or (of_a_head and words & WIDTHS and size is not Size.HEADS):
         return Size.HEAD_WIDTH, Size.WIDTH

@@ -25,7 +25,23 @@ def around(module: nn.Module) -> tuple[str, ...]:
 NORMS = ("layernorm", "rmsnorm", "groupnorm", "instancenorm")
 """In the names of classes that normalise."""
 POSITIONS = ("positionalencoding", "positionalembedding", "posencoding", "positionembedding", "positionencoding")
-"""In the names of classes that add positions to their input, unless they rotate or are relative."""
+"""In the names of classes that add positions to their input, or give relative ones; unless they rotate."""
+
+
+class Silent(nn.Module):
+    """A module that gives zeros where another one gives the positions of its input."""
+
+    def __init__(self, positions: nn.Module) -> None:
+        super().__init__()
+        self.positions = (positions,)  # no child: its parameters are none of the whole
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """Zeros like its answer; of a tuple that begins with the input, that is left as it was given."""
+        answer = self.positions[0](*given, **named)
+        if not isinstance(answer, tuple):
+            return torch.zeros_like(answer)
+        kept = given[:1] if given and answer[0].shape == given[0].shape else (torch.zeros_like(answer[0]),)
+        return (*kept, *map(torch.zeros_like, answer[1:]))
 
 
 @contextmanager
@@ -46,7 +62,7 @@ def one_group() -> Iterator[None]:
 def _norms(module: nn.Module) -> Iterator[str]:
     for path, part in module.named_modules():
         words = type(part).__name__.lower()
-        added = any(each in words for each in POSITIONS) and not any(each in words for each in ("rot", "rope", "relat"))
+        added = any(each in words for each in POSITIONS) and not any(each in words for each in ("rot", "rope"))
         if path and (added or any(norm in words for norm in NORMS) or _of_query_or_key(path, part)):
             yield path
 
@@ -114,8 +130,10 @@ def bare(module: nn.Module, left_out: Iterable[str]) -> nn.Module:
     for path in left_out:
         owner, _, name = path.rpartition(".")
         parent = module.get_submodule(owner)
-        if isinstance(getattr(parent, name), nn.Module):
-            setattr(parent, name, nn.Identity())
+        part = getattr(parent, name)
+        if isinstance(part, nn.Module):
+            relative = "rel" in type(part).__name__.lower() and not any(True for _ in part.parameters())
+            setattr(parent, name, Silent(part) if relative else nn.Identity())
         else:
             parent.register_parameter(name, None)
     return module

@@ -42,6 +42,7 @@ class Size(StrEnum):
     TURNS = "a table of complex ones"
     WINDOW = "a window of one row with all tokens"
     WINDOW_SIDE = "side of a square window of all tokens"
+    WINDOW_SIDES = "both sides of a square window of all tokens"
 
 
 NAMES: Mapping[Size, tuple[str, ...]] = {
@@ -53,7 +54,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
         *("query_size", "key_size", "value_size", "channels", "in_channels", "units", "num_units", "dims", "embed"),
         *("hidden", "out_features", "inner_dim", "attn_dim", "attention_dim", "qkv_dim", "model_size", "feature_dim"),
         *("query_dim", "key_dim", "value_dim", "features", "n_emb", "n_dim", "num_features", "hid_dim", "d_emb"),
-        *("in_size", "out_size"),
+        *("in_size", "out_size", "nx"),
     ),
     Size.HEADS: (
         *HEAD_COUNTS,
@@ -72,6 +73,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
             "head_count",
             "head_number",
             "n_local_heads",
+            "no_heads",
         ),
     ),
     Size.HEAD_WIDTH: (
@@ -98,7 +100,9 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
 BY_NAME = {name: size for size, names in NAMES.items() for name in names}
 ROTATIONS = (Size.ROTATION, Size.COSINES_SINES, Size.TURNS)
 """What a constructor may be given in place of rotations that are made elsewhere."""
-WINDOWS = (Size.WINDOW, Size.WINDOW_SIDE)
+SQUARES = (Size.WINDOW_SIDE, Size.WINDOW_SIDES)
+"""What states a square window."""
+WINDOWS = (Size.WINDOW, *SQUARES)
 """What states the number of tokens that a module takes."""
 SQUARE = 16
 """Tokens of a square window."""
@@ -142,6 +146,7 @@ def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
         Size.NOTHING: None,
         Size.WINDOW: (1, tokens),
         Size.WINDOW_SIDE: isqrt(tokens),
+        Size.WINDOW_SIDES: (isqrt(tokens),) * 2,
     }[size]
 
 

@@ -40,6 +40,7 @@ from attention_conformance.implementations.discovery.query_key_norms import Foun
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     is_variadic,
+    of_constructor,
     own_names,
     positional,
     required,
@@ -211,25 +212,26 @@ def constructor(kind: type[nn.Module]) -> Constructor:
     Raises:
         TargetError: its constructor takes something else than embed_dim and num_heads.
     """
-    signature = inspect.signature(kind)
+    signature = of_constructor(kind)
     parameters = dict(signature.parameters)
     if takes_any(signature, inspect.Parameter.VAR_KEYWORD) and issubclass(kind, nn.MultiheadAttention):
         parameters = {**inspect.signature(nn.MultiheadAttention).parameters, **parameters}
     if name := settings_parameter(signature):
         needed = [p.name for p in parameters.values() if required(p) and p.name != name]
         counted = {each: size for each in needed if (size := size_of(each)) and size is not Size.FLAG}
-        flags = {each: False for each in needed if each not in counted}
+        flags = {each: False for each in needed if each not in counted} | _scaling(parameters)
         return Constructor(kind, settings=name, options=flags, sizes=counted)
     named = {"embed_dim", "num_heads"} <= set(parameters)
     known_sizes = {} if named else _known_sizes(signature)
     if known_sizes:
         own = own_names(CONSTRUCTOR_OPTIONS, set(parameters))
-        return Constructor(kind, sizes=known_sizes, rates=_rates(parameters), spelled=own)
+        return Constructor(kind, options=_scaling(parameters), sizes=known_sizes, rates=_rates(parameters), spelled=own)
     sizes = [] if named else positional(signature)[:2]
     if not named:
         _check_sizes(kind, signature, sizes)
     options: dict[str, object] = {name: True for name in ("bias", "batch_first") if name in parameters}
     options |= switched_off(p for p in signature.parameters.values() if "drop" in p.name)
+    options |= _scaling(parameters)
     options |= dict.fromkeys(_short_lengths(signature), LONGEST)
     others = set(parameters) - {p.name for p in sizes}
     spelled = own_names(CONSTRUCTOR_OPTIONS, others)
@@ -238,6 +240,11 @@ def constructor(kind: type[nn.Module]) -> Constructor:
         if required(parameter) and parameter.name not in known:
             raise TargetError(f"its constructor needs {parameter.name!r} too: give it a default, {ADAPTER}")
     return Constructor(kind, named, options, {"kdim", "vdim"} <= set(parameters), _rates(parameters), spelled)
+
+
+def _scaling(parameters: Mapping[str, inspect.Parameter]) -> dict[str, object]:
+    """Its flag that scores are divided by the root of their width, where that is off by default."""
+    return {name: True for name in ("scale", "scaled") if name in parameters and parameters[name].default is False}
 
 
 def _rates(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
@@ -299,7 +306,7 @@ def resized(kind: type[nn.Module]) -> Iterator[tuple[str, type[nn.Module]]]:
 
     The likelier one comes first.
     """
-    parameters = list(inspect.signature(kind).parameters.values())
+    parameters = list(of_constructor(kind).parameters.values())
     heads = [p.name for p in parameters if _counts_heads(p.name)][:1]
     widths = [p.name for p in parameters if required(p) and p.name not in heads]
     per_head = [name for name in widths if {*ONE_HEAD} & {*name.lower().split("_")}]

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import torch
@@ -22,10 +22,11 @@ from attention_conformance.implementations.discovery.neutrals import (
     MASKS,
     NO_INPUT_WORDS,
     OF_KEYS,
+    POSITION_WORDS,
     ROTATIONS,
     TABLE_WORDS,
     Neutral,
-    neutrals,
+    combined,
     words_of,
 )
 from attention_conformance.implementations.discovery.probe import parts_of
@@ -55,6 +56,8 @@ OF_LISTS = {"inputs", "qkv", "tensors", "xs"}
 """Words in the name of an only input that may be a list of query, key and value."""
 LISTED = (INPUTS, ("query", "value", "key"), ("value", "key", "query"))
 """The orders in which such a list may come."""
+MOST_TABLES = 200
+"""Combinations of what is given so that it changes nothing."""
 SPATIAL: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
     1: lambda x: x.transpose(1, 2),
     2: lambda x: x.transpose(1, 2).unsqueeze(-1),
@@ -268,7 +271,7 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     keywords = tuple(p.name for p in inputs) if any(p.kind is p.KEYWORD_ONLY for p in inputs) else ()
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
     named = {p.name for p in inputs}
-    others = [p for p in signature.parameters.values() if p.name not in named and required(p)]
+    others = [p for p in signature.parameters.values() if p.name not in named and (required(p) or _is_empty(p))]
     of_tables = {p.name for p in others if words_of(p.name) & TABLE_WORDS}
     unknown = [p.name for p in others if p.name in of_tables or (p.name not in KNOWN_NAMES and "drop" not in p.name)]
     known = signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in unknown])
@@ -279,9 +282,15 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     calls = [call]
     if count == 1 and inputs and words_of(inputs[0].name) & OF_LISTS:
         calls += [replace(call, inputs=3, order=order, listed=True) for order in LISTED]
-    given = list(product(*(neutrals(name) for name in (*unknown, *masks))))
-    for call, tables in product(calls, given):
-        yield replace(call, tables=dict(zip((*unknown, *masks), tables, strict=True)))
+    for call, tables in product(calls, islice(combined((*unknown, *masks)), MOST_TABLES)):
+        yield replace(call, tables=tables)
+
+
+def _is_empty(parameter: inspect.Parameter) -> bool:
+    """Whether it is one of positions that is by default a tensor without elements, and so has to be given."""
+    default = parameter.default
+    placed = bool(words_of(parameter.name) & POSITION_WORDS)
+    return placed and isinstance(default, torch.Tensor) and not default.numel()
 
 
 def with_context(call: ModuleCall, kind: type[nn.Module]) -> ModuleCall | None:
@@ -358,10 +367,9 @@ def settled(
         TargetError: it raises.
     """
     x = torch.randn(2, tokens, width)
+    x = x.transpose(0, 1) if call.length_first else x
     with torch.no_grad():
-        prepared = replace(call, length_first=False)._prepared(
-            module, [x] * call.inputs, {**call.options.renamed({}), **call.always}, heads
-        )
+        prepared = call._prepared(module, [x] * call.inputs, {**call.options.renamed({}), **call.always}, heads)
         outcome = safe_call(prepared)
     if outcome.error and any_error:
         return call  # it may take half types only

@@ -27,7 +27,6 @@ from attention_conformance.implementations.discovery.module_masks import (
     ADDED,
     PADDED,
     SHAPES,
-    UNPUBLISHED,
     fit_form,
     has_effect,
     shaped,
@@ -35,7 +34,7 @@ from attention_conformance.implementations.discovery.module_masks import (
 )
 from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.signatures import Options
-from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
+from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, OPTIONS, MaskForm
 from attention_conformance.spec.cases import Pattern
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
@@ -121,7 +120,7 @@ def without_ignored(check: ClaimCheck, options: Options) -> tuple[ClaimCheck, li
 def _reads_booleans_only(check: ClaimCheck, options: Options) -> bool:
     """Whether a `mask` of zeros masks: by that name, many functions mean booleans only."""
     plain = check.run(PLAIN)
-    if options.spelled.get("float_mask") not in ("mask", "attention_mask") or plain.error:
+    if options.spelled.get("float_mask") not in MASK_NAMES or plain.error:
         return False
     zeros = check.run(replace(BIASED, pattern=Pattern.ALL))
     return bool(zeros.error) or not near_outputs(zeros, plain, check.dtype)
@@ -130,7 +129,7 @@ def _reads_booleans_only(check: ClaimCheck, options: Options) -> bool:
 def _numbers_mask(check: ClaimCheck, options: Options) -> bool:
     """Whether 1 for one key in a mask of zeros leaves weight to no other, where adding it would multiply one by e."""
     fitted = fit(BIASED, check.claims)
-    if options.spelled.get("float_mask") not in UNPUBLISHED or isinstance(fitted, Unsupported):
+    if options.spelled.get("float_mask") not in MASK_NAMES or isinstance(fitted, Unsupported):
         return False
     problem = build(fitted, check.dtype).forward_only()
     keys, width = problem.value.shape[-2:]

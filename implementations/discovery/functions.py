@@ -56,7 +56,6 @@ from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.module_masks import (
     ADDED,
     EMPTY,
-    UNPUBLISHED,
     empty_rows_as_seen,
     empty_rows_of_each_kind,
     empty_rows_of_window,
@@ -78,7 +77,8 @@ from attention_conformance.implementations.discovery.signatures import (
 )
 from attention_conformance.implementations.discovery.size_limits import claims_to_try, with_size_limits
 from attention_conformance.implementations.discovery.table_forms import with_narrow_tables, with_table_form
-from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION
+from attention_conformance.implementations.discovery.told_masks import told_of_masks
+from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION, MASK_NAMES
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
@@ -182,7 +182,7 @@ def _usual_candidate(
     check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
     check, limits = with_size_limits(check)
     masks: list[str] = []
-    if not interface and options.spelled.get("bool_mask") in UNPUBLISHED and "bool-mask" not in settings:
+    if not interface and options.spelled.get("bool_mask") in MASK_NAMES and "bool-mask" not in settings:
         check, masks = with_mask_form(check, kind)
     elif not interface:
         check, masks = without_mask_objects(check)
@@ -192,7 +192,7 @@ def _usual_candidate(
     if interface and not any("row" in key for key in (*settings, *documented)):
         check, seen = empty_rows_of_each_kind(check)
         ignored = [*ignored, *seen]
-    elif options.spelled.get("bool_mask") in UNPUBLISHED and not any("row" in key for key in settings):
+    elif options.spelled.get("bool_mask") in MASK_NAMES and not any("row" in key for key in settings):
         kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, ADDED), (Feature.KEY_PADDING, EMPTY))
         masked = next((case for feature, case in kinds if feature in check.claims), ADDED)
         check, ignored = empty_rows_as_seen(check, masked, ignored)
@@ -213,7 +213,8 @@ def _usual_candidate(
     if stated := _stated_dtype(signature_of(function)):
         claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
         notes = (*notes, f"judged in {stated}, as its parameter 'dtype' states")
-    notes = (*limits, *always, *ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted)
+    told = [] if interface else told_of_masks(options, claims)
+    notes = (*limits, *always, *ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted, *told)
     notes = (*(shipped.notes if shipped else ()), *notes)
     made = _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
     return with_cache(made, shipped) if shipped else made

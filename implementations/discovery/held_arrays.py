@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,7 +14,23 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.constructor_names import Size, size_of, value_of
+from attention_conformance.implementations.discovery.constructor_names import (
+    Size,
+    settings_of,
+    settings_parameter,
+    size_of,
+    value_of,
+)
+from attention_conformance.implementations.discovery.given_weights import (
+    dictionaries,
+    is_given,
+    layers_of,
+    nested,
+    roles_in,
+    shown_by,
+    weight_named,
+    width_in,
+)
 from attention_conformance.implementations.discovery.mirrors import Held, mirror_class
 from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
 
@@ -36,10 +51,6 @@ DEEPEST = 4
 SIZES = ("embed_dim", "num_heads")
 KEYS = {"key", "rng", "rngs", "seed", "rnd", "prng", "prngkey"}
 """Words in the names of parameters that take a source of random numbers."""
-ROLE = r"(?:q|k|v|o|0|out|output|qkv|kv|concat|query|key|value|queries|keys|values)"
-HOLDER = r"(?:w|b|bias|weights?|kernel|proj|projection)"
-WEIGHT = re.compile(rf"^(?:{HOLDER}_?{ROLE}|{ROLE}_?{HOLDER}|{HOLDER}_{ROLE}_?{HOLDER}?)$", re.IGNORECASE)
-"""Names of arguments that are weights or biases."""
 
 
 def is_random(parameter: inspect.Parameter) -> bool:
@@ -59,11 +70,17 @@ def plain_class(kind: type) -> type[nn.Module] | None:
     if not name:
         return None
     own = [p for p in inspect.signature(kind).parameters.values() if not is_variadic(p)]
-    shown = [p for p in own if not (required(p) and is_random(p))]
-    drawn = [p.name for p in own if p not in shown]
+    weights = [p.name for p in own if is_given(p)]
+    shown = [p for p in own if not (required(p) and is_random(p)) and p.name not in weights]
+    drawn = [p.name for p in own if p not in shown and p.name not in weights]
+    if weights and not any(size_of(p.name) is Size.WIDTH for p in shown) and not settings_parameter(_signature(shown)):
+        shown.append(inspect.Parameter(SIZES[0], inspect.Parameter.KEYWORD_ONLY))
+    unasked = {SIZES[0]} - {p.name for p in own}
 
     def made(**given: Any) -> Held:
-        made = kind(**given, **{name: random_key() for name in drawn})
+        arrays = {name: weight_named(name, width_in(given)) for name in weights}
+        asked = {name: each for name, each in given.items() if name not in unasked}
+        made = kind(**asked, **arrays, **{name: random_key() for name in drawn})
         places = _weights(dict(_arrays(made, "", DEEPEST)))
         if not places:
             raise ValueError("it has no weights")
@@ -78,13 +95,20 @@ def plain_class(kind: type) -> type[nn.Module] | None:
 
     method = inspect.signature(getattr(kind, name))
     called = method.replace(parameters=list(method.parameters.values())[1:])
-    mirror = cast("type[nn.Module]", mirror_class(kind, made, inspect.Signature(shown), called))
+    mirror = cast("type[nn.Module]", mirror_class(kind, made, _signature(shown), called))
     return mirror if _can_be_built(mirror, shown) else None
+
+
+def _signature(parameters: Sequence[inspect.Parameter]) -> inspect.Signature:
+    return inspect.Signature(sorted(parameters, key=lambda p: (p.kind, not required(p))))
 
 
 def _can_be_built(mirror: type[nn.Module], parameters: Sequence[inspect.Parameter]) -> bool:
     """Whether it has weights, with sizes for whatever it needs."""
-    given = {p.name: value_of(size_of(p.name) or Size.WIDTH, 12, 3) for p in parameters if required(p)}
+    named = {p.name: size_of(p.name) or Size.WIDTH for p in parameters if required(p)}
+    given = {name: value_of(size, 12, 3) for name, size in named.items()}
+    if (name := settings_parameter(_signature(parameters))) and name in given:
+        given[name] = settings_of(mirror, name, 12, 3)
     return safe_call(lambda: mirror(**given)).value is not None
 
 
@@ -115,6 +139,11 @@ def _arrays(owner: Any, path: str, depth: int) -> Iterator[tuple[str, tuple[Any,
             yield from _arrays(each, name, depth - 1)
 
 
+def arrays_in(owner: Any) -> list[Any]:
+    """The floating arrays among its attributes and theirs."""
+    return [inside[at] for inside, at in dict(_arrays(owner, "", DEEPEST)).values()]
+
+
 Owner = tuple[Any, Any]
 """What has an array, and under which key."""
 
@@ -141,10 +170,11 @@ def weighted_function(function: Any) -> type[nn.Module] | None:
     if signature is None or isinstance(function, type):
         return None
     every = [p for p in signature.parameters.values() if not is_variadic(p)]
-    weights = [p for p in every if required(p) and WEIGHT.match(p.name)]
-    roles = {each for p in weights for each in _roles(p.name)}
-    rest = [p for p in every if p not in weights]
-    if not {"q", "k", "v"} <= roles or not any(required(p) for p in rest):
+    weights = [p for p in every if is_given(p)]
+    layers = [] if weights else layers_of(every)
+    roles = {each for p in weights for each in roles_in(p.name)}
+    rest = [p for p in every if p not in (*weights, *layers)]
+    if not ({"q", "k", "v"} <= roles or layers) or not any(required(p) for p in rest):
         return None
     sizes = [p for p in rest if required(p) and size_of(p.name) in (Size.HEADS, Size.WIDTH, Size.HEAD_WIDTH)]
     sizes = [p for p in sizes if role(p.name) is None]
@@ -156,27 +186,22 @@ def weighted_function(function: Any) -> type[nn.Module] | None:
 
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             bound = dict(zip([n for n in called.parameters if n not in options], inputs, strict=False))
-            return function(**bound, **options, **arrays, **given)
+            return function(**bound, **options, **nested(arrays), **given)
 
-        arrays = {p.name: _of_shape(p.name, embed_dim) for p in weights}
+        arrays: Mapping[str, Any] | None = {p.name: weight_named(p.name, embed_dim) for p in weights}
+        if layers:
+            x = np.ones((4, embed_dim), np.float32)
+            asking = lambda each, x: answer(each, [x] * sum(map(required, called.parameters.values())), {})  # noqa: E731
+            shown = (shown_by(partial(asking, x=y), dictionaries(layers, embed_dim)) for y in (x[None], x))
+            arrays = next((each for each in shown if each), None)
+        if arrays is None:
+            raise ValueError("the keys of its weights are unknown")
         return Held(arrays, answer, _computes_with(answer, arrays, embed_dim, called))
 
     names = SIZES if heads else SIZES[:1]
     built = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
-    return cast("type[nn.Module]", mirror_class(function, made, built, called))
-
-
-def _roles(name: str) -> str:
-    """The roles that the name of a weight states."""
-    word = re.sub(rf"^{HOLDER}_?(?={ROLE})|_?{HOLDER}$", "", name, count=1, flags=re.IGNORECASE).lower().strip("_")
-    return word if word in ("qkv", "kv") else word[:1]
-
-
-def _of_shape(name: str, width: int) -> Any:
-    """A weight (E, n * E) or bias (n * E,)."""
-    columns = max(1, len(_roles(name))) * width
-    is_bias = re.match(r"^(b|bias)(_|[A-Z]|[qkvo]|out)|_(b|bias)$", name) is not None
-    return np.ones((columns,) if is_bias else (width, columns), np.float32) / width
+    mirror = cast("type[nn.Module]", mirror_class(function, made, built, called))
+    return mirror if not layers or safe_call(lambda: mirror(12, 3)).value is not None else None
 
 
 def _computes_with(answer: Callable[..., Any], arrays: Mapping[str, Any], width: int, called: inspect.Signature) -> str:

@@ -51,6 +51,18 @@ def has_tables(make: Constructor) -> bool:
     return any(longest(make.heads) in each.shape for each in (*module.buffers(), *module.parameters()))
 
 
+def needs_even(make: Constructor, call: ModuleCall) -> bool:
+    """Whether heads of odd widths raise as it is built or called, as where sines and cosines take turns."""
+
+    def output(width: int) -> torch.Tensor:
+        module = make(make.heads * width, make.heads)
+        return call.plain(module, [torch.zeros(2, make.tokens, make.heads * width)] * 3, make.heads)
+
+    with torch.random.fork_rng(devices=[]):
+        even, odd = (safe_call(partial(output, width)).value for width in (4, 5))
+    return even is not None and odd is None
+
+
 def fit_of_call(call: ModuleCall, even_heads: bool, limited: bool, kv_heads: int, case: Case) -> Case | Unsupported:
     """The nearest case that it supports."""
     if limited:

@@ -47,7 +47,7 @@ class Mirror(nn.Module):
         bound = inspect.signature(type(self)).bind(*given, **named)
         self.held = type(self).made(**bound.arguments)
         for path, array in self.held.arrays.items():
-            _register(self, path, to_tensor(np.array(array, np.float32)))
+            _register(self, path, to_tensor(np.array(array, np.float32, order="C")))
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Its answer in tensors."""

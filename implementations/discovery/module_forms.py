@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
@@ -153,8 +153,11 @@ def _answering(call: ModuleCall, make: Constructor, module: nn.Module, any_error
     except TargetError as error:
         refused = error
     answered = False
-    others = [replace(call, each_sample=True), *(replace(call, spatial=axes) for axes in (2, 1, 3))]
-    for other in others[1:] if _has_convolutions(module) else others:
+    others = [replace(call, length_first=True)] if call.tables else []  # as many rows as tokens
+    others += [replace(call, each_sample=True), *(replace(call, spatial=axes) for axes in (2, 1, 3))]
+    for other in others:
+        if other.each_sample and _has_convolutions(module):
+            continue
         with suppress(TargetError):
             yield settled(other, module, WIDTH, make.heads, make.tokens)
             answered = True
@@ -204,7 +207,7 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
             key, value = (torch.cat([x, x], 1) for x in (key, value))
         return call.plain(module, (query, key, value), make.heads)
 
-    if not call.optional:
+    if not call.optional and not call.length_first:
         call = replace(call, length_first=length_first(built(make), answer, make.tokens))
     reading = read(built(make).eval(), answer, call.inputs, WIDTH, make.heads, make.tokens)
     if call.spatial and (reading is None or reading.variant is None) and not _has_convolutions(built(make)):
@@ -216,7 +219,7 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
     if make.unrotated and (reading is None or reading.variant is None):
         raise UnknownFormError(f"without the rotation of its {make.unrotated[0]!r} it is no attention: {REMEDY}")
     usual = reading is None or reading.variant is None or (reading.is_usual and not reading.held)
-    if refused is not None and (reading is None or (reading.variant is None and not _all_named(make))):
+    if refused is not None and (reading is None or (reading.variant is None and not _all_named(make, reading.held))):
         raise refused
     if reading is not None and (refused is not None or not usual):
         make = replace(make, places=reading.places, held=reading.held, widths=False, kv_heads=reading.kv_heads)
@@ -229,9 +232,10 @@ def _has_convolutions(module: nn.Module) -> bool:
     return any(isinstance(each, nn.Conv1d | nn.Conv2d) for each in module.modules())
 
 
-def _all_named(make: Constructor) -> bool:
-    """Whether the names of all parameters state what they hold."""
-    return all(roles_of(slot) for slot in slots(built(make), WIDTH, make.heads) if not slot.is_bias)
+def _all_named(make: Constructor, held: Mapping[str, str]) -> bool:
+    """Whether the names of all parameters that are not held state what they hold."""
+    every = (s for s in slots(built(make), WIDTH, make.heads) if s.pattern not in held)
+    return all(roles_of(slot) for slot in every if not slot.is_bias)
 
 
 def _last_layer(make: Constructor) -> str:

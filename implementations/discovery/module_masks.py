@@ -23,7 +23,8 @@ from attention_conformance.implementations.discovery.claim_checks import (
 )
 from attention_conformance.implementations.discovery.context_masks import without_unread
 from attention_conformance.implementations.discovery.probe import Floats, near
-from attention_conformance.implementations.discovery.vocabulary import MaskForm
+from attention_conformance.implementations.discovery.told_masks import of_no_form
+from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, MaskForm
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sharing
 from attention_conformance.spec.conventions import Alignment, EmptyRow, Polarity
 from attention_conformance.spec.features import NOTHING, Feature
@@ -33,8 +34,6 @@ from attention_conformance.spec.masks import Booleans, visible
 if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.forwards import ModuleCall
 
-UNPUBLISHED = ("mask", "attention_mask")
-"""Names of masks that state neither their form nor what True means in them."""
 PUBLISHED = ("attn_mask", "key_padding_mask", "is_causal")
 """Names of a well-known interface: what they promise is judged, not observed."""
 ADDED, PADDED = replace(PLAIN, mask=MaskKind.INFINITE), replace(PLAIN, padding=Padding.RIGHT)
@@ -271,11 +270,11 @@ def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, li
     `attn_mask` alone is a name that others use for masks of 0 and 1 as well; `mask` is, next to a published flag too.
     """
     published = set(PUBLISHED) & set(call.options.named.spelled.values())
-    promised = published - {"attn_mask"} and call.options.spelled.get("float_mask") not in UNPUBLISHED
+    promised = published - {"attn_mask"} and call.options.spelled.get("float_mask") not in MASK_NAMES
     if promised or not {"bool_mask", "float_mask"} <= set(call.options.spelled):
         return check, []
     if not published and (error := check.run(shaped(MASKED, call.form)).error):
-        return check.without(MASKS), [f"masks not claimed: {error}"]
+        return check.without(MASKS), [of_no_form(call, check, error)]
     if Feature.FLOAT_MASK not in check.claims:
         return check, []
     plain, zeros = check.run(PLAIN), check.run(shaped(replace(BIASED, pattern=Pattern.ALL), call.form))
@@ -320,7 +319,7 @@ EMPTIED = {
     "empty-row-float": (replace(PLAIN, mask=MaskKind.INFINITE, pattern=Pattern.EMPTY_ROW), 1),
     "empty-row-causal": (PLAIN.sized(key_length=5).extended(window_left=2, window_right=2), -1),
     "empty-row-padding": (EMPTY, 0),
-    "empty-row-query": (PLAIN.extended(query_lens=True), -1),
+    "padded-queries": (PLAIN.extended(query_lens=True), -1),
 }
 """A case with a row without keys for each convention on them, and the number of that row."""
 

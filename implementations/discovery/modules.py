@@ -44,7 +44,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     with_returned_weights,
 )
 from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
-from attention_conformance.implementations.discovery.constructor_names import Size
+from attention_conformance.implementations.discovery.constructor_names import SQUARES, Size
 from attention_conformance.implementations.discovery.constructors import WIDTH, Constructor, built
 from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
@@ -55,7 +55,14 @@ from attention_conformance.implementations.discovery.extras import (
 )
 from attention_conformance.implementations.discovery.forwards import ModuleCall
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
-from attention_conformance.implementations.discovery.layout import fit_of_call, fit_of_heads, has_tables, usual_fit
+from attention_conformance.implementations.discovery.layout import (
+    fit_of_call,
+    fit_of_heads,
+    has_tables,
+    needs_even,
+    usual_fit,
+)
+from attention_conformance.implementations.discovery.left_out import left_out
 from attention_conformance.implementations.discovery.mirrors import Mirror
 from attention_conformance.implementations.discovery.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.module_masks import (
@@ -68,6 +75,7 @@ from attention_conformance.implementations.discovery.module_masks import (
 from attention_conformance.implementations.discovery.neutrals import words_of
 from attention_conformance.implementations.discovery.promises import has_published_interface
 from attention_conformance.implementations.discovery.query_key_norms import FoundNorm
+from attention_conformance.implementations.discovery.told_masks import told_of_masks
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import Case, Layout, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, Polarity
@@ -139,8 +147,9 @@ class ModulePlan:
         """The plan with the premises that are given or seen, and a note on each."""
         if self.always.rotary_base and not given.rotary_base:
             given = replace(given, rotary_base=self.always.rotary_base)
-        if self.always.length and not given.length:
-            given = replace(given, length=self.always.length)
+        given = replace(given, alibi=given.alibi or self.always.alibi, length=given.length or self.always.length)
+        if self.always.scale is not None and given.scale is None:
+            given = replace(given, scale=self.always.scale)
         check, notes = with_premises(replace(self.check, function=self.call), given)
         call = check.function
         assert isinstance(call, ModuleCall)
@@ -186,7 +195,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         features = _features(make, call) | make.features
     if variant is not None and variant.premises.rotary_base:
         conventions = replace(conventions, rotary_pairing=variant.pairing)
-    length = make.tokens if make.window is Size.WINDOW_SIDE else 0
+    length = make.tokens if make.window in SQUARES else 0
     check = ClaimCheck(
         call,
         partial(module_run, make),
@@ -203,7 +212,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
-    even = call.rotates or (_needs_even(make, call) and not has_published_interface(kind))
+    even = call.rotates or (needs_even(make, call) and not has_published_interface(kind))
     limited = has_tables(make)
     if call.form in SHAPES or even or limited:
         check = replace(
@@ -216,8 +225,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     seen = [*masks, *seen, *swallowed]
     plain = check.run(PLAIN)
     extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))
-    rotary = variant.premises.rotary_base if variant is not None else None
-    always = Premises(rotary_base=rotary, length=length)
+    always = replace(NO_PREMISES if variant is None else variant.premises, causal=False, length=length)
     notes = (*ignored_parts(parts(plain), extras), *seen)
     return ModulePlan(make, call, evaluating, extras, check, notes, always, norms_inside(make, call))
 
@@ -232,18 +240,6 @@ def _without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> t
     lost = {NO_EFFECT: ignored, RAISES: raising}
     notes = [f"{', '.join(sorted(names))} not claimed: {why}" for why, names in lost.items() if names]
     return check.without(ignored | raising), notes
-
-
-def _needs_even(make: Constructor, call: ModuleCall) -> bool:
-    """Whether heads of odd widths raise as it is built or called, as where sines and cosines take turns."""
-
-    def output(width: int) -> torch.Tensor:
-        module = make(make.heads * width, make.heads)
-        return call.plain(module, [torch.zeros(2, make.tokens, make.heads * width)] * 3, make.heads)
-
-    with torch.random.fork_rng(devices=[]):
-        even, odd = (safe_call(partial(output, width)).value for width in (4, 5))
-    return even is not None and odd is None
 
 
 def _features(make: Constructor, call: ModuleCall) -> frozenset[Feature]:
@@ -301,15 +297,12 @@ def module_candidate(
     features = claims.features.union(EXTRA_FEATURES[extra.name] for extra in plan.extras)
     claims = replace(claims, fit=fit_of_heads(plan.make, claims), conventions=claims.conventions.claiming(settings))
     claims = replace(claims, features=features if alternatives else features - {Feature.ALTERNATIVES})
-    held = [f"{path!r} ({fill})" for path, fill in plan.make.held.items()]
-    held += [f"the rotation of {name!r}" for name in plan.make.unrotated]
-    outside = [*plan.make.left_out, *held, *(["the input that it adds"] if plan.call.tap else [])]
-    around_it = [f"judged without {', '.join(outside)}"] if outside else []
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
     layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
     modes, raising = _modes(plan, published, replace(check, claims=claims))
-    every_note = [*always, *around_it, *plan.call.options.notes, *mode, *plan.notes, *notes, *option_notes, *raising]
-    about = "; ".join([f"a module class, {layout}", *every_note])
+    told = [] if published else told_of_masks(plan.call.options, claims, plan.call.of_context.values())
+    before = [*always, *left_out(plan.make, plan.call), *plan.call.options.notes, *mode]
+    about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *raising, *told])
     claims = replace(claims, features=claims.features | set(modes))
     build = plan.make.constructs
     return Implementation(name, claims, plan.run(), about, construct=build, alternatives=alternatives, modes=modes)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from itertools import product
 from typing import Any
 
 import torch
@@ -40,6 +42,16 @@ class Neutral(StrEnum):
     OF_KEYS_NOT_HIDDEN = "a mask of False (B, Lk)"
     ADDED = "zeros (B, 1, Lq, Lk)"
     LENGTHS = "the number of keys (B,)"
+    POSITIONS = "zeros (Lk, E)"
+    ONE_POSITIONS = "zeros (1, Lk, E)"
+    SAMPLE_POSITIONS = "zeros (B, Lk, E)"
+    LENGTH_POSITIONS = "zeros (Lk, 1, E)"
+    BOTH_SIDES = "zeros (1, 2 Lk - 1, E)"
+    SAMPLE_BOTH_SIDES = "zeros (B, 2 Lk - 1, E)"
+    PAIRED_POSITIONS = "zeros (B, Lq, Lk, E)"
+    HEAD_BIAS = "zeros (H, d)"
+    HEADS_ADDED = "zeros (H, Lq, Lk)"
+    SHARED_ADDED = "zeros (Lq, Lk)"
 
     def given(self, x: torch.Tensor, key: torch.Tensor, heads: int) -> Any:
         """It for the inputs of query and key, (B, L, width)."""
@@ -82,12 +94,22 @@ class Neutral(StrEnum):
                 return (ones if self is Neutral.SAMPLE_ONES else zeros).expand(batch, -1, -1)
             case Neutral.LENGTHS:
                 return torch.full((batch,), keys, device=x.device)
-            case Neutral.ADDED:
-                return x.new_zeros(batch, 1, length, keys)
+            case _ if self in ADDITIVE:
+                extents = {"B": batch, "Lq": length, "Lk": keys, "E": x.shape[2], "H": heads, "d": width, "1": 1}
+                extents["2 Lk - 1"] = 2 * keys - 1
+                return x.new_zeros([extents[each] for each in self[self.index("(") + 1 : -1].split(", ")])
             case _:
                 return torch.full(masks[self[self.index("(") :]], "True" in self, device=x.device)
 
 
+PLACED = (
+    *(Neutral.POSITIONS, Neutral.ONE_POSITIONS, Neutral.SAMPLE_POSITIONS, Neutral.LENGTH_POSITIONS),
+    *(Neutral.BOTH_SIDES, Neutral.SAMPLE_BOTH_SIDES, Neutral.PAIRED_POSITIONS),
+)
+"""Positions, of keys or of all distances, that are projected and added."""
+OF_SCORES = (Neutral.HEAD_BIAS, Neutral.ADDED, Neutral.HEADS_ADDED, Neutral.SHARED_ADDED)
+"""What is added to queries or scores."""
+ADDITIVE = {*PLACED, *OF_SCORES}
 TABLES = (
     *(Neutral.TURNS, Neutral.PAIRS, Neutral.COSINES_SINES, Neutral.SAMPLE_COSINES_SINES, Neutral.ONES),
     *(Neutral.HALF_TABLES, Neutral.HEADS_TABLES, Neutral.HALF_HEADS_TABLES, Neutral.HALF_LENGTH_TABLES),
@@ -101,13 +123,17 @@ MASKS = (
     *(Neutral.OF_KEYS_SEEN, Neutral.OF_KEYS_NOT_HIDDEN, Neutral.FULL_SEEN, Neutral.ADDED),
 )
 OTHERS = (Neutral.NONE, Neutral.FALSE, Neutral.ZERO)
-TABLE_WORDS = {"freqs", "freq", "cis", "rope", "rotary", "rot", "cos", "sin", "embeddings", "embedding", "emb", "pe"}
-NO_INPUT_WORDS = TABLE_WORDS | {
+ROTARY_WORDS = {"freqs", "freq", "cis", "rope", "rotary", "rot", "cos", "sin"}
+TABLE_WORDS = ROTARY_WORDS | {"embeddings", "embedding", "embed", "emb", "pe"}
+POSITION_WORDS = {"pos", "position", "positional", "rel", "relative", "r"}
+NO_INPUT_WORDS = (TABLE_WORDS - {"embed"} | POSITION_WORDS) | {
     *("mask", "masks", "pos", "position", "positions", "start", "offset", "index", "ids", "cache", "past", "state"),
     *("len", "lens", "length", "lengths", "size", "bias", "dropout", "training", "causal", "layer", "layers", "step"),
     *("height", "width", "is", "use", "return", "output", "need", "scale", "kv"),
 }
 """Words in the names of parameters that are no inputs, though they have to be given."""
+IDS = {"start", "ids", "id", "index", "offset"}
+"""Words in the names of whole numbers."""
 OF_KEYS = {"kv", "context", "ctx", "memory", "encoder", "source", "src", "cond"}
 """Words in the names of an input that is that of key and value."""
 
@@ -119,11 +145,32 @@ def neutrals(name: str) -> tuple[Neutral, ...]:
         return COSINES
     if "sin" in words and "cos" not in words:
         return SINES
+    if words & IDS:
+        return Neutral.ZERO, Neutral.NONE, Neutral.FALSE
+    if "bias" in words:
+        return (*OF_SCORES, Neutral.NONE)
+    if words & POSITION_WORDS and not words & ROTARY_WORDS:
+        return (*PLACED, *TABLES, Neutral.NONE)
     if words & TABLE_WORDS:
-        return (*TABLES, Neutral.NONE)
+        return (*TABLES, Neutral.PAIRED_POSITIONS, Neutral.NONE)
     if words & {"lens", "lengths"}:
         return Neutral.LENGTHS, Neutral.NONE
     return (Neutral.NONE, *MASKS) if words & {"mask", "masks"} else OTHERS
+
+
+def combined(names: Sequence[str]) -> Iterator[dict[str, Neutral]]:
+    """What may be given to several parameters at once, the likelier first; cosines and sines have the same form."""
+    cosines = [name for name in names if neutrals(name) == COSINES]
+    sines = [name for name in names if neutrals(name) == SINES]
+    tied = len(cosines) == len(sines) == 1
+    choices: list[list[dict[str, Neutral]]] = []
+    for name in names:
+        if tied and name in cosines:
+            choices.append([{name: one, sines[0]: other} for one, other in zip(COSINES, SINES, strict=True)])
+        elif not tied or name not in sines:
+            choices.append([{name: each} for each in neutrals(name)])
+    for chosen in product(*choices):
+        yield {name: each for part in chosen for name, each in part.items()}
 
 
 def words_of(name: str) -> set[str]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.constructor_names import BY_NAME, Size, size_of
-from attention_conformance.implementations.discovery.held_arrays import method_of
+from attention_conformance.implementations.discovery.held_arrays import arrays_in, method_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, positional, required
 
 WIDTHS = ("dim", "d_k", "d_head", "dim_head", "head_dim", "d_model")
@@ -68,7 +68,7 @@ def _holds_parameters(made: Any) -> bool:
     """Whether a module has parameters, or an object of another class attributes that are matrices."""
     if isinstance(made, nn.Module):
         return any(True for _ in made.parameters())
-    return any(getattr(each, "ndim", 0) >= 2 for each in vars(made).values()) if hasattr(made, "__dict__") else False
+    return any(matrix.ndim >= 2 for matrix in arrays_in(made))
 
 
 def _built(kind: Callable[..., Any], width: int) -> Any:

@@ -37,6 +37,8 @@ LAYERS: Mapping[str, str] = {
 }
 """The name of a linear layer, in lower case -> the roles of its rows, one after the other."""
 
+WRAPPED = ("linear", "fc", "dense", "proj", "layer", "lin")
+"""Names of the only layer of another, which then states what it is for."""
 _LISTS = ("linears", "projections", "linear_layers")
 _NUMBERED = {"0": "q", "1": "k", "2": "v", "3": "o"}
 """The roles of the layers in a list of four, in the order in which they are used."""
@@ -54,9 +56,12 @@ def place_of(path: str) -> str | Packed | None:
     if part in PLACES:
         known: str | Packed = PLACES[part]  # type: ignore[assignment]
         return known
-    layer = next((owner for owner in reversed(owners) if not owner.isdigit()), "")
+    named = [owner for owner in reversed(owners) if not owner.isdigit()]
+    inside = len(named) > 1 and named[0].lower() in WRAPPED and named[1].lower() in LAYERS
+    layer = named[inside] if named else ""
     numbered = _NUMBERED.get(owners[-1]) if layer in _LISTS else None
     roles = numbered or LAYERS.get(layer.lower())
+    part = {"w": "weight", "kernel": "weight", "b": "bias"}.get(part, part)
     if roles is None or part not in ("weight", "bias"):
         return None
     names = tuple(f"{part[0]}_{role}" for role in roles)

@@ -17,7 +17,7 @@ from attention_conformance.implementations.adapters.torch_module import Packed, 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.parameters import filled, names_of, patterns, place_of
 from attention_conformance.implementations.discovery.probe import HALF
-from attention_conformance.implementations.discovery.slots import Slot, roles_of, slots
+from attention_conformance.implementations.discovery.slots import Slot, is_added, roles_of, slots
 from attention_conformance.implementations.discovery.template import Variant, output_of_variant, projected, variants
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -195,11 +195,11 @@ def read(module: nn.Module, answer: Answer, inputs: int, width: int, heads: int,
         if not possible and heads > 1:
             one_key_head = islice(readings(rest, width, heads, 1), MOST)
             possible = [each for each in one_key_head if _complete(each, rest)]
-        if possible and not held:
-            likeliest = possible[0]
-        if possible and (
-            matched := _matched(module, answer, possible, inputs, (tokens, width, heads), _filling(found, held, fill))
-        ):
+        filling = _filling(found, held, fill)
+        added = all(is_added(slot) for slot in found if slot.pattern in held)
+        if possible and likeliest is None and (not held or (added and fill == "zeros")):
+            likeliest = replace(possible[0], held=filling)
+        if possible and (matched := _matched(module, answer, possible, inputs, (tokens, width, heads), filling)):
             return matched
     return likeliest
 
@@ -208,7 +208,9 @@ def _held(found: Sequence[Slot], module: nn.Module, sizes: tuple[int, int]) -> I
     """None held, and then those without a role, each at the same kind of value; initial ones only if not drawn."""
     roles = {slot: roles_of(slot) for slot in found}
     unfit = {slot.owner for slot in found if roles[slot] and not slot.is_bias and not _fits(slot, roles[slot], *sizes)}
-    unknown = [slot.pattern for slot in found if not roles[slot] or slot.owner in unfit]
+    owned = {roles[slot] for slot in found if slot.is_bias and slot.owner != slot.pattern}
+    second = {s.owner for s in found if s.is_bias and s.owner == s.pattern and roles[s] in owned}  # next to a layer's
+    unknown = [slot.pattern for slot in found if not roles[slot] or slot.owner in unfit | second]
     first = {pattern: parameter for path, parameter in module.named_parameters() for pattern, _ in patterns(path)}
     drawn = any(bool((first[pattern] != first[pattern].flatten()[0]).any()) for pattern in unknown)
     yield FILLS[0], []
@@ -251,9 +253,11 @@ def _matched(
             drawn = torch.randn(parameter.shape, generator=generator) * max(1, parameter.shape[-1:].numel()) ** -0.5
             parameter.copy_(filled(parameter, fill) if fill else drawn)
         output = safe_call(lambda: answer(module, (inputs[0], inputs[1], inputs[2]))).value
-    if not isinstance(output, torch.Tensor) or output.shape[:2] != inputs[0].shape[:2]:
+    if not isinstance(output, torch.Tensor) or output.shape[:2] != inputs[0].shape[:2] or not output.isfinite().all():
         return None
-    outputs = [output.double(), output.double() - inputs[0]]  # without the input that it may add
+    outputs = [output.double()]
+    if output.shape == inputs[0].shape:
+        outputs.append(output.double() - inputs[0])  # without the input that it may add
     parameters = {path: parameter.detach().double() for path, parameter in module.named_parameters()}
     given = [x.double() for x in inputs]
     for several, count in ((PLAIN_VARIANTS, len(possible)), (OTHER_VARIANTS, FEW)):

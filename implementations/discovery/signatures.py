@@ -67,6 +67,23 @@ def _scripted(argument: Any) -> inspect.Parameter:
     return inspect.Parameter(argument.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
 
 
+def of_constructor(kind: Any) -> inspect.Signature:
+    """The signature of a class's constructor, with the parameters of its bases where it passes on any."""
+    whole = inspect.signature(kind)
+    if not takes_any(whole, inspect.Parameter.VAR_KEYWORD) or not isinstance(kind, type):
+        return whole
+    found: dict[str, inspect.Parameter] = {}
+    for base in kind.__mro__:
+        init = vars(base).get("__init__")
+        if not isinstance(init, FunctionType) or base.__module__.startswith("torch."):
+            continue
+        own = list(inspect.signature(init).parameters.values())[1:]
+        found = {p.name: p for p in own if not is_variadic(p)} | found
+        if not any(p.kind is p.VAR_KEYWORD for p in own):
+            return whole.replace(parameters=sorted(found.values(), key=lambda p: (p.kind, not required(p))))
+    return whole
+
+
 def positional(signature: inspect.Signature) -> list[inspect.Parameter]:
     """The parameters that can be given by position."""
     return [p for p in signature.parameters.values() if p.kind in _POSITIONAL]
@@ -149,6 +166,7 @@ class Options:
         swallowed: the options that only a **kwargs takes.
         misspelled: its parameters that the suite does not know, and the known names that they resemble.
         implied: the options that it is not given, because it always does what they state.
+        other_masks: its parameters that are masks by their names, and that the suite does not know.
     """
 
     spelled: Mapping[str, str]
@@ -157,6 +175,7 @@ class Options:
     swallowed: frozenset[str] = frozenset()
     misspelled: Mapping[str, str] = field(default_factory=dict)
     implied: frozenset[str] = frozenset()
+    other_masks: tuple[str, ...] = ()
 
     def __contains__(self, option: str) -> bool:
         return option in self.spelled
@@ -251,9 +270,9 @@ def read_options(
     spelled = own_names(OPTIONS, keywords)
     hidden = set(swallowed) - set(spelled) if takes_any(signature, inspect.Parameter.VAR_KEYWORD) else set()
     spelled |= {option: swallowed[option] for option in sorted(hidden)}
-    return Options(
-        spelled, _always(rest, keywords), _defaults(rest, spelled), frozenset(hidden), _misspelled(keywords, spelled)
-    )
+    others = tuple(n for n in sorted(keywords - {*spelled.values()}) if {"mask", "masks"} & {*n.lower().split("_")})
+    always, defaults, similar = _always(rest, keywords), _defaults(rest, spelled), _misspelled(keywords, spelled)
+    return Options(spelled, always, defaults, frozenset(hidden), similar, other_masks=others)
 
 
 def _misspelled(keywords: set[str], spelled: Mapping[str, str]) -> dict[str, str]:

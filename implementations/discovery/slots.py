@@ -9,7 +9,7 @@ from math import prod
 
 from torch import nn
 
-from attention_conformance.implementations.discovery.parameters import patterns, place_of
+from attention_conformance.implementations.discovery.parameters import WRAPPED, patterns, place_of
 
 WORDS = {
     "q": {"q", "bq", "query", "queries", "wq", "toq", "toqueries", "toquery", "qs"},
@@ -41,6 +41,10 @@ W_0 = re.compile(r"(?:^|\.)w_?0(?:\.|$)", re.IGNORECASE)
 """The output projection, with a number for the letter."""
 MATRIX = r"w(?:_?(?:q|k|v|o|qkv|kv|query|key|value|queries|keys|values|out|output))?"
 """Names of matrices without a layer, which inputs are multiplied with from the left."""
+OF_POSITIONS = {"pos", "position", "positions", "positional", "rel", "relative", "r", "p"}
+"""Words in paths of what is no projection of tokens, but of positions."""
+GATES = {"g", "gate", "gates", "gating"}
+"""Words in paths of what makes gates."""
 BIASES = ("bq", "bk", "bv", "bo")
 """Names of biases that are written in one word."""
 
@@ -117,8 +121,16 @@ def _slot(module: nn.Module, pattern: str, shape: tuple[int, ...], path: str) ->
     return Slot(pattern, shape, pattern.rpartition(".")[0] if plain else pattern, linear, is_bias)
 
 
+def is_added(slot: Slot) -> bool:
+    """Whether it is a bias, or projects positions: zeros there change nothing, whatever else is wrong."""
+    return slot.is_bias or bool(OF_POSITIONS & {*next((words for words in slot.words if {*words} - {*WRAPPED}), ())})
+
+
 def roles_of(slot: Slot) -> str:
     """The roles of what it holds, by its words, in their order: q, kv, qkv, o, ...; nothing where they state none."""
+    first = {*next((words for words in slot.words if {*words} - {*WRAPPED}), ())}
+    if first & (OF_POSITIONS | GATES):
+        return ""
     path = slot.pattern.replace("*", "0")
     if (place := place_of(path)) is not None:
         names = (place,) if isinstance(place, str) else place.names

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from attention_conformance.implementations.discovery.always_scores import rotated
+from attention_conformance.implementations.discovery.always_scores import rotated, usual_slopes
 from attention_conformance.spec.conventions import RotaryPairing
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 
@@ -28,6 +28,8 @@ class Variant:
         scale: multiplies the scores, as a power of the width of a head.
         of_all: whether it is one of the width of all heads together.
         normalised: whether queries and keys are divided by their root mean square first.
+        cosine: whether they are divided by their length instead.
+        rule: which of the usual slopes of ALiBi it has, if it has any.
         known: whether the suite can judge it, and it is no mistake in most places.
     """
 
@@ -37,6 +39,8 @@ class Variant:
     known: bool = True
     of_all: bool = False
     normalised: bool = False
+    cosine: bool = False
+    rule: int = 0
 
 
 def variants() -> Iterator[Variant]:
@@ -47,7 +51,11 @@ def variants() -> Iterator[Variant]:
         rotary = replace(each.premises, rotary_base=BASE)
         yield from (replace(each, premises=rotary, pairing=pairing) for pairing in RotaryPairing)
     yield from (replace(each, normalised=True) for each in plain)
-    yield from (replace(each, of_all=True, known=False) for each in plain)
+    cosines = Variant(Premises(scale=1.0), scale=0.0, normalised=True, cosine=True)
+    yield from (cosines, replace(cosines, premises=Premises(scale=1.0, causal=True)))
+    sloped = [replace(v, premises=replace(v.premises, alibi=True), rule=rule) for v in plain for rule in (0, 1)]
+    yield from sloped
+    yield from (replace(each, of_all=True, known=False) for each in (*plain, *sloped))
     yield from (replace(each, scale=scale, known=False) for each in plain for scale in (0.0, -1.0, 0.5))
 
 
@@ -84,11 +92,16 @@ def output_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
     """The output (B, Lq, E)."""
     query, key = given.query, given.key
     if variant.normalised:
-        query, key = (x * x.square().mean(-1, keepdim=True).rsqrt() for x in (query, key))
+        width = 1 if variant.cosine else query.shape[-1]
+        query, key = (x * (x.square().sum(-1, keepdim=True) / width).rsqrt() for x in (query, key))
     if variant.premises.rotary_base:
         query, key = (torch.from_numpy(rotated(x.numpy(), BASE, variant.pairing)) for x in (query, key))
     width = query.shape[-1] * (query.shape[1] if variant.of_all else 1)
     scores = query @ key.mT * width**variant.scale
+    if variant.premises.alibi:
+        place = torch.arange(scores.shape[-1], dtype=scores.dtype)
+        slopes = scores.new_tensor(usual_slopes(scores.shape[1])[variant.rule])
+        scores = scores - slopes[:, None, None] * (place - place[: scores.shape[-2], None]).abs()
     if variant.premises.causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(later, -torch.inf)

@@ -36,11 +36,14 @@ class Option:
     unfelt: Callable[[int], Any] = lambda heads: None
 
 
+MASK_NAMES = (
+    *("mask", "attention_mask", "self_attn_mask", "src_mask", "tgt_mask", "padding_mask", "pad_mask", "key_mask"),
+    *("key_masks", "kv_mask", "x_mask", "input_mask", "src_key_padding_mask", "masks"),
+)
+"""Names of masks that state neither their form nor what True means in them."""
 OPTIONS: Mapping[str, Option] = {
-    "bool_mask": Option(("attn_mask", "mask", "attention_mask"), (Feature.BOOL_MASK,)),
-    "float_mask": Option(
-        ("attn_bias", "bias", "attn_mask", "mask", "attention_mask"), (Feature.FLOAT_MASK, Feature.MASK_GRADIENT)
-    ),
+    "bool_mask": Option(("attn_mask", *MASK_NAMES), (Feature.BOOL_MASK,)),
+    "float_mask": Option(("attn_bias", "bias", "attn_mask", *MASK_NAMES), (Feature.FLOAT_MASK, Feature.MASK_GRADIENT)),
     "key_padding_mask": Option(("key_padding_mask",), (Feature.KEY_PADDING,)),
     "valid_lens": Option(("valid_lens", "valid_len", "valid_lengths"), (Feature.VALID_LENS,)),
     "is_causal": Option(("is_causal", "causal"), (Feature.CAUSAL,), neutral=False),

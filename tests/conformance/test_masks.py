@@ -139,7 +139,7 @@ CLAUSES = table(
         *(ASKED, ASKED.sized(query_length=1), ASKED.sized(query_length=6, key_length=9, batch=3)),
         *(replace(ASKED, causal=True), replace(ASKED, padding=Padding.LENGTHS), replace(ASKED, mask=MaskKind.BOOL)),
         replace(ASKED, causal=True, padding=Padding.LENGTHS).sized(query_length=3, key_length=11),
-        context="a query beyond the length of its sample is claimed to give {claimed.empty_row_query}",
+        context="a query beyond the length of its sample is claimed to give {claimed.padded_queries}",
     ),
     row(
         "masks.containment",

@@ -40,15 +40,17 @@ LAST = 32
 """Rows of it that have a cotangent: of a gradient of all rows the last ones are a small part."""
 ONE = Case().sized(batch=1, num_heads=1, d_v=4)
 IN_LINE = (
-    replace(ONE, seed=4).sized(query_length=1, key_length=16387),
-    replace(ONE, seed=5).sized(query_length=8195, key_length=4),
+    replace(ONE, seed=6).sized(query_length=1, key_length=16387),
+    replace(ONE, seed=8).sized(query_length=8195, key_length=4),
 )
 """Many keys, and many queries; what is added in float16 is rounded to one side with these seeds.
 
 There are 17 blocks of 512 queries, whose sums some kernels store in the half type: a part of what states are allowed.
 """
-SIZES = {"bfloat16": (2.0**18, 2.0**18), "float16": (0.5, 4.0)}
-"""Factors of their values and cotangents: in bfloat16 all sums are beyond the range of float16."""
+SIZES = {"bfloat16": 2.0**18, "float16": 0.5}
+"""Factors of their values and cotangents: in bfloat16 all sums are beyond the range of float16, in float16 none is."""
+TALL = {"bfloat16": (60.0, 1.0), "float16": (130.0, 1.0)}
+"""Factors of their first keys: the exponentials of many keys are a part of the largest one, and their sum is small."""
 PAST_FLOAT16 = IN_LINE[0].sized(key_length=69635)
 """Keys whose exponentials, 1 and a tenth less in turn, add up to more than the largest number of float16."""
 SUMS = "terms of one sign, sum after sum"
@@ -123,9 +125,9 @@ def test_accumulation(judge: Judge) -> None:
 
 def _assert_sums_of_one_sign(judge: Judge) -> None:
     """Sums over keys, and over queries, of so many terms of one sign that a half type loses digits or its range."""
-    for proposed, size in zip(IN_LINE, SIZES[judge.dtype], strict=True):
+    for proposed, tall in zip(IN_LINE, TALL[judge.dtype], strict=True):
         for case in judge.cases(proposed):
-            _assert_answer(judge, case, in_line(judge.problem(case), size), SUMS)
+            _assert_answer(judge, case, in_line(judge.problem(case), SIZES[judge.dtype], tall), SUMS)
     for case in judge.cases(PAST_FLOAT16) if judge.dtype == "bfloat16" else ():
         _assert_answer(judge, case, in_line(judge.problem(case).forward_only(), 1.0), SUMS)
 

@@ -40,7 +40,7 @@ NEEDS: Mapping[str, tuple[set[Feature], ...]] = {
     "empty-row-float": ({Feature.FLOAT_MASK},),
     "empty-row-padding": ({Feature.KEY_PADDING},),
     "empty-row-causal": ({Feature.CAUSAL},),
-    "empty-row-query": ({Feature.QUERY_LENS},),
+    "padded-queries": ({Feature.QUERY_LENS},),
     "softmax-precision": (),
     "group-order": ({Feature.GROUPED},),
     "window-count": ({Feature.WINDOW},),

@@ -73,14 +73,16 @@ def changed(problem: Problem, **changes: Change) -> Problem:
     return problem.with_arrays({n: a.astype(arrays[n].dtype, copy=False) for n, a in made.items()})
 
 
-def in_line(problem: Problem, size: float) -> Problem:
+def in_line(problem: Problem, size: float, tall: float = 1.0) -> Problem:
     """The problem with rows that differ by a sign or a factor only: no sum of its equations has terms that cancel.
 
     All queries and all cotangents of a head are its first; keys are in turn a little to its side and to the other, and
-    values one half and five halves of the first. `size`, a power of two, multiplies values and cotangents.
+    values one half and five halves of the first. `size`, a power of two, multiplies values and cotangents, and `tall`
+    the first key.
     """
     query = problem.query[:, :, :1].astype(np.float64)
     sides = np.where(np.arange(problem.key.shape[-2]) % 2, -1.0, 1.0)[:, None]
+    lengths = np.where(np.arange(len(sides)), 1.0, tall)[:, None]
     along = query * (LITTLE * query.shape[-1] ** 0.5 / np.square(query).sum(-1, keepdims=True))
 
     def first(array: Array) -> Array:
@@ -89,7 +91,7 @@ def in_line(problem: Problem, size: float) -> Problem:
     return changed(
         problem,
         query=first,
-        key=lambda array: sides * np.broadcast_to(_of_heads(along, array), array.shape),
+        key=lambda array: sides * lengths * np.broadcast_to(_of_heads(along, array), array.shape),
         value=lambda array: size * (1.5 + sides) * first(array),
         cotangent=lambda array: size * first(array),
     )

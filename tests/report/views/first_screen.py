@@ -22,6 +22,11 @@ LISTED = {
 }
 """Outcomes that are listed a clause a line, in this order, as far as there is room."""
 
+TOLD = ("finding: ", "as seen: ", "judged without ", "loaded without ")
+"""How notes begin that state what was seen and not judged."""
+MOST_OF_NOTE = 3
+"""Lines of one of them."""
+
 
 def lines(run: Run, case: Sequence[str] = ()) -> Iterator[str]:
     """The screen of the only implementation of a run; `case` has the lines of its smallest failing case."""
@@ -69,10 +74,12 @@ def _cut(start: str, text: str) -> str:
 
 
 def _notes(row: Row) -> list[str]:
-    notes = [note for note in row.subject.about.split("; ") if "not claimed" in note]
+    every = row.subject.about.split("; ")
+    told = [line for note in every if note.startswith(TOLD) for line in _paragraph(f"  {note}", MOST_OF_NOTE)]
+    notes = [note for note in every if "not claimed" in note and not note.startswith(TOLD)]
     shown = [_cut("  ", note) for note in notes[:MOST_OF_NOTES]]
     more = [f"  ... and {len(notes) - MOST_OF_NOTES} more that is not claimed: -v"] if len(notes) > len(shown) else []
-    return ["", *shown, *more] if notes else []
+    return ["", *told, *shown, *more] if told or notes else []
 
 
 def _listed(row: Row, room: int) -> Iterator[str]:

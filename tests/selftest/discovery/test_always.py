@@ -69,9 +69,15 @@ def f(q, k, v):
 """
 
 
-def test_slopes_of_heads_inside_are_refused_with_a_way_out(make: Make) -> None:
-    message = refused(make, ALIBI.replace("BASE", "2.0"))
-    assert "slopes of 0.157, 0.0248, 0.00391: let it take them as `alibi_slopes`" in message
+def test_the_slopes_of_alibi_are_a_premise(make: Make) -> None:
+    made = make(ALIBI.replace("BASE", "2.0"))
+    assert premises(made) == Premises(causal=True, alibi=True)
+    assert_conforms(made)
+
+
+def test_other_slopes_inside_are_refused_with_a_way_out(make: Make) -> None:
+    message = refused(make, ALIBI.replace("BASE ** (-8.0", "2.0 ** (-4.0"))
+    assert "which are not those of ALiBi: let it take them as `alibi_slopes`" in message
 
 
 def test_slopes_that_nobody_has_are_judged(make: Make) -> None:

@@ -29,6 +29,7 @@ class f(nn.Module):
     def forward(self, x, mask=None):
         return self.attend(x, mask)[0]
 """
+SEEN = "as seen: True in its 'mask' means masked out"
 KEPT = {Feature.SAVED, Feature.COPIED, Feature.AUTOCAST}
 SELF_FEATURES = ALWAYS | MASKS | KEPT | {Feature.OUTPUT_PROJECTION, Feature.OUTPUT_BIAS}
 
@@ -113,7 +114,7 @@ class TestSelfAttention:
     def test_length_first_is_detected(self, make: Make) -> None:
         answer = "self.attend(x.transpose(0, 1), mask)[0].transpose(0, 1)"
         result = make(SELF.replace("self.attend(x, mask)[0]", answer))
-        assert result.about == "a module class, (L, B, E); a row without keys gets nan"
+        assert result.about == "a module class, (L, B, E); a row without keys gets nan; " + SEEN
         assert_conforms(result)
 
     def test_other_settings(self, make: Make) -> None:
@@ -130,21 +131,22 @@ class TestSelfAttention:
         text = SELF.replace("self.proj(o", "nn.Dropout(0.5).train(self.training)(self.proj(o")
         result = make(text.replace("(2)), p", "(2))), p"))
         mode = "in eval mode, because it answers at random in training mode"
-        assert result.about == f"a module class, (B, L, E); {mode}; a row without keys gets nan"
+        assert result.about == f"a module class, (B, L, E); {mode}; a row without keys gets nan; {SEEN}"
         assert_conforms(result)
 
     def test_dropout_is_switched_off_where_it_can_be(self, make: Make) -> None:
         text = SELF.replace("n_heads):", "n_heads, dropout=0.1):")
         text = text.replace("self.heads,", "assert not dropout\n        self.heads,", 1)
         refused = "dropout not claimed: AssertionError; evaluation not claimed: AssertionError"
-        assert make(text).about == f"a module class, (B, L, E); a row without keys gets nan; {refused}"
+        assert make(text).about == f"a module class, (B, L, E); a row without keys gets nan; {refused}; {SEEN}"
 
     def test_dtypes_and_empty_sizes(self, make: Make) -> None:
         check = "if not x.numel() or x.dtype is torch.float16: raise ValueError('no')\n        "
         result = make(SELF.replace("return self.attend(", f"{check}return self.attend("))
         assert result.claims.dtypes == ("float64", "float32", "bfloat16")
         assert Feature.EMPTY_SIZES not in result.claims
-        assert result.about.endswith("float16 not claimed: ValueError: no; empty-sizes not claimed: ValueError: no")
+        notes = "float16 not claimed: ValueError: no; empty-sizes not claimed: ValueError: no"
+        assert result.about.endswith(f"{notes}; {SEEN}")
 
 
 class TestCrossAttention:
@@ -205,7 +207,7 @@ class TestCrossAttention:
         conventions = make(CROSS.replace("attn_mask = ~attn_mask", keeping)).claims.conventions
         found = {key: value for key, value in conventions.items() if key.startswith("empty-row-")}
         seen = {"empty-row-bool": "uniform", "empty-row-causal": "uniform", "empty-row-float": "zeros"}
-        assert found == {**seen, "empty-row-padding": "zeros"}
+        assert found == {**seen, "empty-row-padding": "zeros", "empty-row-query": "zeros"}
 
     def test_a_setting_leaves_what_is_seen_of_others(self, make: Make) -> None:
         text = CROSS.replace("attn_mask = ~attn_mask", "attn_mask = attn_mask")

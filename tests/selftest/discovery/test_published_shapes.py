@@ -170,3 +170,45 @@ def test_what_computes_in_float32_is_seen(make: Make, softmax: str, precision: s
     result = make(START + SETTINGS.format(annotation="").replace("attend(q, k, v)[0]", attended))
     assert result.claims.conventions.product_precision == precision
     assert_conforms(result, "float64")
+
+
+SEVERAL = """
+class f(nn.Module):
+    def __init__(self, nx, n_ctx, config, scale=False):
+        super().__init__()
+        self.h, self.scaled = config.n_head, scale
+        self.weight = nn.Parameter(torch.randn(3 * nx, nx))
+        self.weight.data = self.weight.data.transpose(0, 1)
+        self.out = nn.Linear(nx, nx * (1 + config.extra_of_lora))
+    def forward(self, x):
+        q, k, v = (heads_of(each, self.h) for each in (x @ self.weight).chunk(3, -1))
+        return self.out(joined(attend(q, k, v, scale=None if self.scaled else 1.0)[0]))
+"""
+PARTS = """
+class f(nn.Module):
+    def __init__(self, c_q, c_k, c_v, c_hidden, no_heads, gating=True):
+        super().__init__()
+        self.h = no_heads
+        self.linear_q, self.linear_k = nn.Linear(c_q, c_hidden * no_heads), nn.Linear(c_k, c_hidden * no_heads)
+        self.linear_v, self.linear_o = nn.Linear(c_v, c_hidden * no_heads), nn.Linear(c_hidden * no_heads, c_q)
+        self.linear_g = nn.Linear(c_q, c_hidden * no_heads)
+    def forward(self, q_x, kv_x):
+        q, k, v = (heads_of(each, self.h) for each in (self.linear_q(q_x), self.linear_k(kv_x), self.linear_v(kv_x)))
+        return self.linear_o(joined(attend(q, k, v)[0]) * self.linear_g({gated}).sigmoid())
+"""
+ONE_MODE = """
+class f(nn.Module):
+    def __init__(self, args, embed_dim, num_heads, self_attention=False, encoder_decoder_attention=False):
+        super().__init__()
+        assert self_attention ^ encoder_decoder_attention
+        self.h = num_heads
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(embed_dim, embed_dim, bias=not args.unknown) for _ in "qkv")
+    def forward(self, query, key, value):
+        q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        return joined(attend(*(heads_of(each, self.h) for each in (q, k, v)))[0])
+"""
+
+
+@pytest.mark.parametrize("text", [SEVERAL, PARTS.format(gated="q_x"), ONE_MODE], ids=["settings", "parts", "one mode"])
+def test_constructors_of_model_code(make: Make, text: str) -> None:
+    assert_conforms(make(START + text))

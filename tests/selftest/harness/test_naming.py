@@ -13,6 +13,7 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.api.fitting import required
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
+from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, MaskKind, Pattern
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
@@ -20,6 +21,7 @@ from attention_conformance.spec.inputs import build
 from attention_conformance.tests.harness.explain.causes import INTENDED, repairs
 from attention_conformance.tests.harness.explain.diagnosis import FailingCheck, diagnose
 from attention_conformance.tests.harness.explain.edits import edited
+from attention_conformance.tests.harness.explain.staged import STAGES, opened, result_of, run
 
 CORE = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH})
 PLAIN = (Case(), Case(seed=3).sized(num_heads=4))
@@ -115,6 +117,13 @@ def test_an_edit_answers_as_the_mistake_does(words: str, function: Callable[...,
     (edit,) = [each for each in edited(Conventions()) if each.name == words]
     result = torch_op(function)(problem.fresh(), "cpu")
     np.testing.assert_allclose(edit.answer(problem).output, result.output, rtol=1e-12, atol=1e-13)
+
+
+def test_the_stages_take_slopes_of_each_sample() -> None:
+    problem = build(Case().extended(alibi=True, alibi_samples=True), "float64").forward_only()
+    *_, last = run(STAGES, opened(problem, Conventions()))
+    expected = solve(problem, Conventions()).parts["output"].value
+    np.testing.assert_allclose(result_of(problem, last).output, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_conventions_to_add_are_one_sentence() -> None:

@@ -25,6 +25,7 @@ WORKFLOW, KERNEL, SHARDS, HOOK = (
     EXAMPLES / name
     for name in ("github-workflow.yml", "github-kernel.yml", "github-shards.yml", "pre-commit-hook.yaml")
 )
+MATRIX = EXAMPLES / "github-matrix.yml"
 ARTIFACTS = {"actions/upload-artifact@v4", "actions/download-artifact@v4"}
 PUBLIC = {"actions/checkout@v4", "actions/setup-python@v5", *ARTIFACTS}
 """Steps of others that the workflow may use; they exist."""
@@ -149,6 +150,16 @@ def test_examples_call_the_command_as_it_is(file: Path) -> None:
     assert [read(shlex.split(other)[1:])[0].command for other in others] == ["report-merge"] * (file == SHARDS)
 
 
+def test_the_example_of_a_published_matrix() -> None:
+    (command,) = commands(MATRIX)
+    given, rest = read(shlex.split(command)[1:])
+    assert (given.command, str(given.report), rest) == ("matrix", "matrix", [])
+    jobs = yaml.safe_load(MATRIX.read_text())["jobs"]
+    used = [step.get("with", {}).get("path") for step in jobs["judge"]["steps"] if "uses" in step]
+    assert used.count("matrix") == 2
+    assert jobs["publish"]["needs"] == "judge"
+
+
 def test_the_shards_of_the_example_are_all_there_are() -> None:
     data = yaml.safe_load(SHARDS.read_text())
     numbers = data["jobs"]["shard"]["strategy"]["matrix"]["shard"]
@@ -166,7 +177,7 @@ def test_the_workflow_uses_what_exists(file: Path) -> None:
 
 
 def test_every_file_of_the_examples_is_tested() -> None:
-    assert {WORKFLOW, KERNEL, SHARDS, HOOK} == {path for path in EXAMPLES.iterdir() if path.is_file()}
+    assert {WORKFLOW, KERNEL, SHARDS, MATRIX, HOOK} == {path for path in EXAMPLES.iterdir() if path.is_file()}
 
 
 @pytest.mark.parametrize("status", ExitStatus)

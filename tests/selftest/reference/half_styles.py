@@ -136,6 +136,11 @@ def written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return (e / e.sum(-1, keepdim=True)) @ value
 
 
+def log_softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Weights that are exponentials of scores minus log-sum-exp, which torch stores."""
+    return torch.log_softmax(query @ key.mT * query.shape[-1] ** -0.5, -1).exp() @ value
+
+
 def divided_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Exponentials meet the values, and the quotient comes last."""
     scores = query * query.shape[-1] ** -0.5 @ key.mT
@@ -181,6 +186,7 @@ RIGHT: Mapping[str, Answering] = {
     **{str(style): style for style in dict.fromkeys(_kernels())},
     "eager": by_autograd(eager),
     "written out": by_autograd(written_out),
+    "log-softmax": by_autograd(log_softmax),
     "divided last": by_autograd(divided_last),
     "wide softmax": by_autograd(wide_softmax),
     "einsum": by_autograd(by_einsum),

@@ -12,8 +12,9 @@ from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, Scores, Values
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Array
-from attention_conformance.tests.conformance.test_numerics import many
+from attention_conformance.tests.conformance.test_numerics import IN_LINE, SIZES, TALL, many
 from attention_conformance.tests.harness.judge.comparison import compare
+from attention_conformance.tests.harness.judge.relations import in_line
 from attention_conformance.tests.selftest.reference.half_margins import PARTS, answers_of
 from attention_conformance.tests.selftest.reference.half_styles import RIGHT, Style
 
@@ -22,6 +23,8 @@ FEW = Case(seed=5, score_std=2.0).sized(batch=1, num_heads=2, query_length=7, ke
 EQUAL = replace(FEW, scores=Scores.EQUAL)
 CONSTANT = replace(FEW, values=Values.CONSTANT)
 HALVES = ("bfloat16", "float16")
+COMPOSED = ("eager", "written out", "log-softmax", "divided last", "wide softmax")
+"""Styles that store most."""
 
 
 @cache
@@ -41,6 +44,17 @@ def test_right_styles_stay_within_the_bounds(case: Case, dtype: str) -> None:
     for name, style in RIGHT.items():
         own = ratios(answers_of(style, problem), parts)
         assert max(own) < 0.5, name
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_styles_that_store_most_are_right_where_all_roundings_agree(dtype: str) -> None:
+    alike = [in_line(build(case, dtype), SIZES[dtype], by) for case, by in zip(IN_LINE, TALL[dtype], strict=True)]
+    for problem in (*alike, *(build(case, dtype) for case in many(dtype))):
+        parts = solve(problem, returned=()).parts
+        for name in COMPOSED:
+            answers = answers_of(RIGHT[name], problem)
+            worst = max(compare(part, answers[part], parts[part], dtype).worst for part in PARTS)
+            assert worst < 0.9, name
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -22,6 +22,7 @@ EVERY = (
     "rotary=10000",
     "qk-norm=1e-05",
     "relative-bias=4",
+    "alibi",
     "scale=-0.5",
     "length=16",
     "block=8",
@@ -43,6 +44,7 @@ def test_what_is_written_is_read_back(setting: str) -> None:
     ("setting", "words"),
     [
         ("casual", "did you mean 'causal'?"),
+        ("alibi=1", "premise alibi takes no value, not '1'"),
         ("causal=1", "premise causal takes no value, not '1'"),
         ("softcap", "premise softcap cannot be '': give a positive number"),
         ("softcap=-3", "give a positive number"),
@@ -89,7 +91,7 @@ def test_a_clause_is_run_where_it_presumes_nothing_else() -> None:
     assert claimed(load()["causal.square"], always) == ""
 
 
-@pytest.mark.parametrize("setting", EVERY[:6])
+@pytest.mark.parametrize("setting", EVERY[:7])
 def test_every_clause_that_is_run_holds_of_a_right_implementation_under_a_premise(setting: str) -> None:
     """The clauses with a statement of their own: those that compare with the reference have it under the premise."""
     right = next(each for each in BUILTIN if each.name == "inhouse.numpy")
