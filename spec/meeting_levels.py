@@ -7,7 +7,7 @@ from typing import Any
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern, Scores
 from attention_conformance.spec.covering import STORED_SHAPES
-from attention_conformance.spec.features import NOTHING, Feature, Packing
+from attention_conformance.spec.features import NOTHING, Feature
 from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
 from attention_conformance.spec.stored_keys import Codes, ScaledBy
 
@@ -101,7 +101,6 @@ _MORE: tuple[Level, ...] = (
     *({"query_start": start} for start in (0, 20, 2**16 + 7)),
     {"output_gates": OutputGates.HEAD},
     {"key_splits": KeySplits.EMPTY},
-    {"packing": Packing.EMPTY_DOCUMENT},
     {"page_size": 16},
     {"page_size": 3, "shared_prefix": True},
     {"codes": Codes.E4M3},

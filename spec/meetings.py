@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TypeAlias
 
-from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Pattern
+from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.covering import mended
-from attention_conformance.spec.features import NOTHING
+from attention_conformance.spec.features import NOTHING, Packing
 from attention_conformance.spec.meeting_levels import CORE, LEVELS, OFTEN, USUAL, Call, Level, blinds, covers_up, hides
 
 MOST_TOGETHER = 9
@@ -161,8 +161,11 @@ class GoesTogether:
         case, call = made(levels)
         if case.causal and case.sizes.query_length == 1 and len(levels) > 2:
             return False  # it sees one key, and nothing else is seen
+        hiding = sum(map(hides, levels))
+        if hiding and case.scale is not None and case.scale <= 0.0:
+            return False  # shipping kernels multiply what is hidden, minus infinity, by the factor as well
         return (
-            sum(map(hides, levels)) <= most_hiding
+            hiding <= most_hiding
             and sum(map(blinds, levels)) <= 1
             and _small(case)
             and _shows(case, call)
@@ -196,9 +199,15 @@ def _shows(case: Case, call: Call) -> bool:
         return False
     if s.d_k == 1 and (call.apart or case.layout is not Layout.CONTIGUOUS):
         return False  # an axis of one component has any stride, which kernels may refuse
-    packable = case.layout is not Layout.PACKED or s.query_length == s.key_length
-    # A shipping kernel answers NaN there; chapter causal checks it alone.
-    return packable and not (case.causal and case.scale is not None and case.scale <= 0.0)
+    if case.pattern is Pattern.FIRST_TILE and not _alone(case):
+        return False
+    return case.layout is not Layout.PACKED or s.query_length == s.key_length
+
+
+def _alone(case: Case) -> bool:
+    """Whether nothing but its mask hides keys, so that a mask of one half leaves each query a key."""
+    hidden = case.causal or case.padding is not Padding.NONE or case.extension.packing is not Packing.NONE
+    return not hidden and not case.extension.windowed
 
 
 def made(levels: Sequence[Level]) -> tuple[Case, Call]:

@@ -1,5 +1,6 @@
 """Meetings: the checks of cases in which uncommon things come together, and of the calls that go with them."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
@@ -9,7 +10,8 @@ import numpy as np
 from attention_conformance.implementations.api.contract import Claims
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.reference.visibility import allowed_keys
-from attention_conformance.spec.cases import Case, Sizes
+from attention_conformance.spec.cases import Case, Pattern, Sizes
+from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.covering import mended
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.meeting_levels import Call, blinds
@@ -27,7 +29,7 @@ SHARE = 4
 """In dtypes other than the widest, one of so many is checked."""
 
 
-def claimed_meetings(judge: Judge) -> list[tuple[Case, Call]]:
+def claimed_meetings(judge: Judge) -> Iterator[tuple[Case, Call]]:
     """Those of what is claimed, each case as near as the claims allow it: all in the widest dtype, else a quarter."""
     chosen = _meetings(judge.claims)
     if not chosen:
@@ -37,16 +39,22 @@ def claimed_meetings(judge: Judge) -> list[tuple[Case, Call]]:
         chosen = chosen[own % SHARE :: SHARE]
     within = [each for each in chosen if judge.dtype not in HALF or _within_half(each[0])]
     fitted = ((each, call) for case, call in within for each in judge.cases(case))
-    return [(each, call) for case, call in fitted for each in _leaving_keys(judge, case)]
+    return ((each, call) for case, call in fitted for each in _leaving_keys(judge, case))
 
 
 def _leaving_keys(judge: Judge, case: Case) -> list[Case]:
     """The case, with a seed by which all masks leave each query a key, as two answers would be right otherwise."""
-    if mended(case, judge.conventions) == case:
+    surely = case.pattern is not Pattern.RULES and not case.extension.windowed
+    if surely and mended(case, judge.conventions) == case:
         return [case]
     seeds = (replace(case, seed=case.seed + SEEDED * n) for n in range(SEEDS))
-    full = (each for each in seeds if allowed_keys(judge.problem(each), judge.conventions).any(-1).all())
-    return list(islice(full, 1))
+    return list(islice((each for each in seeds if _leaves_keys(judge.problem(each), judge.conventions)), 1))
+
+
+def _leaves_keys(problem: Problem, conventions: Conventions) -> bool:
+    """Whether each row sees a key, those behind the last query of a sample as well."""
+    extras = {name: array for name, array in problem.extras.items() if name != "query_lens"}
+    return bool(allowed_keys(problem.but(extras=extras), conventions).any(-1).all())
 
 
 def _within_half(case: Case) -> bool:
