@@ -25,7 +25,7 @@ MOST_COMPARED = 12
 """Levels that are compared by the triples that they bring, which takes time."""
 MOST_ONES = 2**8
 """Ones whose sum is exact in every dtype, one after the other."""
-MOST_SCORES, MOST_NUMBERS = 36_000, 100_000
+MOST_SCORES, MOST_NUMBERS, MOST_PRODUCTS = 36_000, 100_000, 500_000
 """Of a case: larger ones take longer, and show no more."""
 Allowed: TypeAlias = Callable[[Case, Call], bool]
 Going: TypeAlias = Callable[..., bool]
@@ -178,7 +178,8 @@ def _small(case: Case) -> bool:
     s = case.sizes
     rows = s.num_heads * s.query_length + s.kv_heads * s.key_length
     scores = s.batch * s.num_heads * s.query_length * s.key_length
-    return scores <= MOST_SCORES and s.batch * rows * (s.d_k + s.d_v) <= MOST_NUMBERS
+    products, numbers = scores * max(s.d_k, s.d_v), s.batch * rows * (s.d_k + s.d_v)
+    return scores <= MOST_SCORES and numbers <= MOST_NUMBERS and products <= MOST_PRODUCTS
 
 
 def _few_rows(case: Case) -> bool:
