@@ -115,8 +115,8 @@ def module_run(
 
 
 def _build(make: Constructor, evaluating: bool, problem: Problem) -> nn.Module:
-    told = problem.num_kv_heads != problem.num_heads and not make.kv_heads
-    groups = {"num_kv_heads": problem.num_kv_heads} if told else {}
+    given = problem.num_kv_heads != problem.num_heads and not make.kv_heads
+    groups = {"num_kv_heads": problem.num_kv_heads} if given else {}
     make = replace(make, tokens=problem.query.shape[-2]) if make.window is Size.WINDOW else make
     return build_mha(make, **groups)(problem).train(not evaluating)
 
@@ -300,9 +300,8 @@ def module_candidate(
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
     layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
     modes, raising = _modes(plan, published, replace(check, claims=claims))
-    told = (
-        [] if published else mask_notes(plan.call.options, replace(check, claims=claims), plan.call.of_context.values())
-    )
+    given = plan.call.of_context.values()
+    on_masks = [] if published else mask_notes(plan.call.options, replace(check, claims=claims), given)
     before = [*always, *left_out(plan.make, plan.call), *plan.call.options.notes, *mode]
     about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *raising, *on_masks])
     claims = replace(claims, features=claims.features | set(modes))
