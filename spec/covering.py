@@ -196,6 +196,8 @@ def mended(case: Case, conventions: Conventions) -> Case:
 def _mended_extension(case: Case) -> Case:
     """Options of the rotation only where there is one; windows and documents only where no row can be left empty."""
     extension, s = case.extension, case.sizes
+    if extension.latent:
+        case = case.extended(codes=NOTHING.codes)  # no source says what scales codes of latents have
     if extension.page_size:
         case = case.extended(cache_rows=0)
     if extension.rotary_tables is not RotaryTables.NONE:

@@ -254,7 +254,8 @@ def core_claims(check: ClaimCheck, exact_dtype: bool = False) -> tuple[Claims, t
     if Feature.VALUE_WIDTH in check.claims:
         refuted[Feature.VALUE_WIDTH] = _one_width(check)
     if Feature.GRADIENTS in check.claims:
-        refuted[Feature.GRADIENTS] = refuted[Feature.MASK_GRADIENT] = no_gradients(check)
+        refuted[Feature.GRADIENTS] = why = no_gradients(check)
+        refuted[Feature.MASK_GRADIENT] = why or _no_mask_gradient(check)
     refuted[Feature.EMPTY_SIZES] = _no_empty_sizes(check)
     lost = {feature: why for feature, why in refuted.items() if why and feature in check.claims}
     notes += [f"{feature} not claimed: {why}" for feature, why in lost.items()]
@@ -318,6 +319,36 @@ def no_gradients(check: ClaimCheck) -> str:
     if error or requires_grad.value or is_jax(output):
         return error
     return "its output does not require grad"
+
+
+def _no_mask_gradient(check: ClaimCheck) -> str:
+    """Why the gradient of an additive mask is not claimed: a backward pass of its own leaves it out; empty if not.
+
+    Kernels take masks as constants. Where torch derives the backward pass, a mask without a gradient was detached.
+    """
+    fitted = fit(BIASED, check.claims)
+    if not torch or Feature.MASK_GRADIENT not in check.claims or isinstance(fitted, Unsupported):
+        return ""
+    recorder = Recorder(check.function)
+    problem = build(fitted, check.dtype).fresh()
+    outcome = safe_call(lambda: check.adapt(recorder)(problem, check.device).gradients)
+    if outcome.error or np.any((outcome.value or {}).get("attn_mask", True)):
+        return ""
+    return "its own backward pass gives none" if _has_own_backward(parts(CallOutcome(recorder.answer))[0]) else ""
+
+
+def _has_own_backward(output: Any) -> bool:
+    """Whether a `torch.autograd.Function` is among the steps that made a tensor."""
+    waiting, seen = [getattr(output, "grad_fn", None)], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        seen.add(node)
+        waiting += [each for each, _ in node.next_functions]
+    return False
 
 
 def one_set_of_ids(case: Case) -> Case | Unsupported:

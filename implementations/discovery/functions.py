@@ -213,7 +213,7 @@ def _usual_candidate(
     if stated := _stated_dtype(signature_of(function)):
         claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
         notes = (*notes, f"judged in {stated}, as its parameter 'dtype' states")
-    told = [] if interface else told_of_masks(options, claims)
+    told = [] if interface else told_of_masks(options, replace(check, claims=claims))
     notes = (*limits, *always, *ignored_parts(parts(plain), extras), *notes, *options.notes, *ignored, *refuted, *told)
     notes = (*(shipped.notes if shipped else ()), *notes)
     made = _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))

@@ -300,7 +300,11 @@ def module_candidate(
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
     layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
     modes, raising = _modes(plan, published, replace(check, claims=claims))
-    told = [] if published else told_of_masks(plan.call.options, claims, plan.call.of_context.values())
+    told = (
+        []
+        if published
+        else told_of_masks(plan.call.options, replace(check, claims=claims), plan.call.of_context.values())
+    )
     before = [*always, *left_out(plan.make, plan.call), *plan.call.options.notes, *mode]
     about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *raising, *told])
     claims = replace(claims, features=claims.features | set(modes))

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from attention_conformance.implementations.api.contract import Claims
-from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
+from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, near_outputs
 from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES
 from attention_conformance.spec.cases import Padding
@@ -17,11 +16,13 @@ PADDED = replace(PLAIN, padding=Padding.RIGHT)
 BOOLEAN = {Feature.BOOL_MASK, Feature.KEY_PADDING}
 
 
-def told_of_masks(options: Options, claims: Claims, given: Iterable[str] = ()) -> list[str]:
-    """The notes on masks; `given` are masks that it is given under other names."""
+def told_of_masks(options: Options, check: ClaimCheck, given: Iterable[str] = ()) -> list[str]:
+    """The notes on masks; `given` are masks that it is given under other names. One that is ignored has no meaning."""
+    claims = check.claims
     own = options.spelled.get("bool_mask") or options.spelled.get("key_padding_mask", "")
     meaning = str(claims.conventions.bool_mask).replace("-", " ")
-    seen = own in MASK_NAMES and any(feature in claims for feature in BOOLEAN)
+    named = own in MASK_NAMES and any(feature in claims for feature in BOOLEAN)
+    seen = named and not check.ignores(MASKED if Feature.BOOL_MASK in claims else PADDED)
     others = [name for name in options.other_masks if name not in {*given}]
     listed = ", ".join(map(repr, others))
     unjudged = [f"finding: {listed} not judged: the suite knows no mask of that name beside {own!r}"] if others else []

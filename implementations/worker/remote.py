@@ -41,6 +41,8 @@ from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.premises import Premises
 from attention_conformance.spec.problem import Array, Problem
 
+MOST_NOTES = 32
+"""Notes of a candidate that are kept, each shortened for itself: the last ones state what was found."""
 UNFLUSHED = 120
 """The exit status of Python where it cannot write what was printed, as the candidate has closed the stream."""
 
@@ -142,7 +144,7 @@ def implementation_of(door: Door, hello: Hello) -> Implementation:
             Premises().assuming(claims.premises),
         ),
         run=remote(way={}),
-        about=shortened(hello.about),
+        about="; ".join(map(shortened, hello.about.split("; ")[:MOST_NOTES])),
         expected_failures=hello.expected_failures,
         construct=partial(_construct, door) if "construct" in requests else None,
         alternatives={name: remote(way={"alternative": name}) for name in hello.alternatives},

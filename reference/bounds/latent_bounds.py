@@ -21,12 +21,18 @@ def in_either_form(problem: Problem, forward: ForwardBounds, precision: Precisio
     """With keys and values as far off as products with them in the backward pass may be, where none are made."""
     if "w_uk" not in problem.extras:
         return forward
-    of_key, of_value = expanded(problem, sizes=True)
+    of_key, of_value = (_with_extra_keys(rows, forward.key.shape[-2]) for rows in expanded(problem, sizes=True))
     return replace(
         forward,
         key=forward.key + precision.growth(of_key.shape[-2]) * of_key,
         value=forward.value + precision.growth(of_value.shape[-1]) * of_value,
     )
+
+
+def _with_extra_keys(rows: Floats, length: int) -> Floats:
+    """Zeros follow: keys and values beside those of tokens are not made of latents."""
+    beside = [(0, 0)] * (rows.ndim - 2) + [(0, length - rows.shape[-2]), (0, 0)]
+    return np.pad(rows, beside)
 
 
 def latent_bounds(
@@ -41,7 +47,8 @@ def latent_bounds(
     rounding = sum((precision.growth(each) for each in terms), gamma(stored * precision.widest))
     of_key = abs(trace.scale) * np.abs(step.products).swapaxes(-1, -2) @ np.abs(trace.query)
     of_value = np.abs(trace.dropped).swapaxes(-1, -2) @ np.abs(step.heads)
-    totals = (error + rounding * (size + error) for error, size in ((errors.key, of_key), (errors.value, of_value)))
+    own = [(errors.key, of_key), (errors.value, of_value)]
+    totals = (error + rounding * (size[..., : error.shape[-2], :] + error) for error, size in own)
     return of_latents(_sizes(problem), *totals)
 
 

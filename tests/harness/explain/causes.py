@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,6 +35,8 @@ OPTIONS: Mapping[Feature, Callable[[Problem], bool]] = {
 BIASES = ("alibi", "relative_bias", "bucketed_bias")
 POSITIONED = ("rotary_base", "rotary_dim", "rotary_tables", "position_ids", "query_start", "query_starts")
 IGNORED = ("softcap", *BIASES, "sinks", *POSITIONED, "qk_norm", "head_gates", "output_gates")
+INTENDED = "If this is intended, it is no mistake: add --convention "
+"""The repair of what is a convention, before its key and value."""
 DIGITS = 1e-6
 """How well a factor that is measured on one case has to agree between its elements, relative to itself, in float64."""
 
@@ -50,6 +53,7 @@ class Hypothesis:
         rank: which of two that explain the same is named: conventions, then the catalogue, then causes.
         affects: whether the answer to a problem may differ from the right one.
         edit: the change of the stages that it is, if it is one.
+        several: its answers, where it empties rows for which there is no rule; the first one is `answer`.
     """
 
     name: str
@@ -59,11 +63,24 @@ class Hypothesis:
     rank: float = 1
     affects: Callable[[Problem], bool] = lambda problem: True
     edit: Edit | None = None
+    several: Callable[[Problem], Iterator[Result]] | None = None
+
+    def answers(self, problem: Problem) -> Iterator[Result]:
+        """What it may answer; one answer for most."""
+        yield from [self.answer(problem)] if self.several is None else self.several(problem)
 
     def applies_to(self, problem: Problem) -> bool:
         """Whether it gets the whole problem: what a defect does not claim it may leave aside without mistake."""
         claimed = None if self.defect is None else self.defect.implementation.claims
         return claimed is None or all(each in claimed for each, given in OPTIONS.items() if given(problem))
+
+
+def repairs(of: Sequence[str]) -> str:
+    """The repairs of several mistakes; what is to be added to the command for conventions is one sentence."""
+    text = " ".join(dict.fromkeys(of))
+    settings = re.findall(f"{INTENDED}(.+?)\\.(?= |$)", text)
+    others = re.sub(f"{INTENDED}.+?\\.( |$)", "", text).strip()
+    return " ".join([*filter(None, [others]), *([f"{INTENDED}{' --convention '.join(settings)}."] if settings else [])])
 
 
 def answering(conventions: Conventions) -> Callable[[Problem], Result]:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from attention_conformance.spec.cases import Case, MaskKind, Padding
 from attention_conformance.tests.harness.explain.observation import Observation, Prober
-from attention_conformance.tests.harness.explain.pattern import options, without
+from attention_conformance.tests.harness.explain.pattern import NUMBERS, options, without
 
 Holds: TypeAlias = Callable[[Case], bool]
 LENGTHS = (4, 5, 8, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 128, 129, 257)
@@ -108,6 +108,7 @@ def _of_options(base: Case, failing: Sequence[Observation], prober: Prober) -> I
     changed = {option: without(base, option) for option in sorted(shared) if option not in SIZED}
     needed = [o for o, other in changed.items() if other is not None and _passes(other, prober)]
     kinds = {option.partition("=")[0] for option in needed if "=" in option}
+    kinds |= {"mask" for option in needed if option == NUMBERS}
     kinds |= {"window" for option in needed if option.startswith("window_")}
     for option in needed:
         if option.removeprefix("a ") not in kinds:

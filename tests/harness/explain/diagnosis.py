@@ -10,21 +10,22 @@ from math import inf, log10
 from attention_conformance.implementations.api.contract import Implementation, PathError, Unsupported
 from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.implementations.api.safe_call import CandidateError
-from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
+from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Level, load
-from attention_conformance.spec.features import Packing, PositionIds, QkNorm, RotaryTables
-from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
+from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.explain.causes import INTENDED, Hypothesis, repairs
 from attention_conformance.tests.harness.explain.conditions import Condition, conditions
-from attention_conformance.tests.harness.explain.hypotheses import hypotheses
+from attention_conformance.tests.harness.explain.hypotheses import following, hypotheses
 from attention_conformance.tests.harness.explain.magnitudes import parts, sizes
-from attention_conformance.tests.harness.explain.naming import Explanation, explanation
+from attention_conformance.tests.harness.explain.naming import RAISING, Explanation, conventions_that_help, explanation
 from attention_conformance.tests.harness.explain.narrowing import narrower
 from attention_conformance.tests.harness.explain.neighbours import neighbour
 from attention_conformance.tests.harness.explain.observation import WITHOUT_DIGITS, Observation, Prober, observed
 from attention_conformance.tests.harness.explain.other_claims import holding, rounded_operands, stated
-from attention_conformance.tests.harness.explain.places import places, shared_exception, wider
+from attention_conformance.tests.harness.explain.places import other_sizes, places, shared_exception, wider
+from attention_conformance.tests.harness.explain.probes import PROBES
 from attention_conformance.tests.harness.explain.scoring import scored
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -37,58 +38,11 @@ FEW = 6
 CLAUSES = 2
 """Failing clauses, at least, that wider bounds explain: almost any error fits into those of a single one."""
 MADE = 3
-"""Failing cases, at least: where fewer were observed, the same with other numbers are."""
-NUMBERS = 5
-"""How many others are tried: a mistake does not show with all of them."""
+"""Failing cases, at least: where fewer were observed, the first one with other numbers and lengths is."""
+LONGER = (37, 5, 0, 12, 1)
+"""By so many tokens those others are longer: a mistake does not show in all of them."""
 CALLS = 200
 """Of the candidate, for cases that are made to see when it fails: a count, so that no clock changes a name."""
-PROBES = (
-    Case(seed=201),
-    Case(seed=202, score_std=4.0).sized(batch=3, num_heads=2, query_length=6, key_length=6, d_k=4, d_v=4),
-    Case(seed=203, mask=MaskKind.BOOL),
-    Case(seed=204, mask=MaskKind.FLOAT),
-    Case(seed=205, mask=MaskKind.INFINITE, mask_shape=MaskShape.SHARED),
-    Case(seed=206, padding=Padding.LEFT),
-    Case(seed=207, causal=True).sized(query_length=7),
-    Case(seed=208, causal=True),
-    Case(seed=240, causal=True).sized(query_length=9),
-    Case(seed=241, causal=True).sized(query_length=1),
-    Case(seed=209, scale=0.3),
-    Case(seed=210, scores=Scores.RISING).sized(key_length=33),
-    Case(seed=211).sized(query_length=1),
-    Case(seed=212, mask=MaskKind.BOOL).sized(num_heads=1, batch=1),
-    Case(seed=213, mask=MaskKind.BOOL, causal=True).sized(query_length=7),
-    Case(seed=214, mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW),
-    Case(seed=215, padding=Padding.EMPTY_SAMPLE),
-    Case(seed=216).sized(num_heads=6, num_kv_heads=3),
-    Case(seed=239).sized(num_heads=4, num_kv_heads=2),
-    Case(seed=217).extended(window_left=1),
-    Case(seed=218).extended(window_right=1),
-    Case(seed=237).sized(query_length=7).extended(window_left=1),
-    Case(seed=238).sized(key_length=9).extended(window_left=3),
-    Case(seed=219, score_std=6.0).extended(softcap=1.5),
-    Case(seed=220).extended(rotary_base=50.0),
-    Case(seed=221).extended(rotary_base=50.0, query_start=2),
-    Case(seed=232).sized(d_k=8).extended(rotary_base=50.0, rotary_dim=4),
-    Case(seed=233).extended(rotary_base=50.0, position_ids=PositionIds.ASCENDING),
-    Case(seed=237).extended(rotary_tables=RotaryTables.POSITIONS, query_start=2),
-    Case(seed=222, causal=True).extended(query_start=2),
-    Case(seed=234, causal=True).sized(query_length=3).extended(query_starts=True),
-    Case(seed=223).extended(alibi=True),
-    Case(seed=224).extended(relative_bias=2),
-    Case(seed=241).extended(bucketed_bias=6, max_distance=5),
-    Case(seed=225).extended(sinks=True),
-    Case(seed=226, mask=MaskKind.BOOL).extended(zero_attn=True),
-    Case(seed=227, mask=MaskKind.BOOL).extended(bias_kv=True),
-    Case(seed=228).extended(head_gates=True),
-    Case(seed=240).extended(output_gates=OutputGates.CHANNEL),
-    Case(seed=236, score_std=4.0).extended(qk_norm=QkNorm.HEAD, norm_epsilon=0.25),
-    Case(seed=229).extended(packing=Packing.SEGMENTS),
-    Case(seed=230).extended(packing=Packing.LENGTHS),
-    Case(seed=235).extended(key_splits=KeySplits.PAIR),
-    Case(seed=231, causal=True).sized(query_length=7).extended(chunks=(4, 2, 1)),
-)
-"""Cases that distinguish hypotheses: one hypothesis is wrong here, the next one is right."""
 
 
 @dataclass(frozen=True)
@@ -224,22 +178,37 @@ def _of_cases(
     claimed = implementation.claims.conventions
     left = [each.without_empty_rows(claimed) for each in failing]
     empty = [each for each, rest in zip(failing, left, strict=True) if not rest.failing]
-    if 0 < len(empty) < len(failing):
-        passing = [each.without_empty_rows(claimed) for each in passing]
-        failing, whole = [rest for rest in left if rest.failing], False
+    both = [each.empty_rows_alone(claimed) for each, rest in zip(failing, left, strict=True) if rest.failing]
+    both = [each for each in both if each.failing]
+    whole = not (empty or both) or len(empty) == len(failing)
+    if len(empty) < len(failing):  # what passes through such rows to gradients is their own affair
+        failing = [rest for rest in left if rest.failing]
+        passing = passing if whole else [each.without_empty_rows(claimed) for each in passing]
     else:
-        empty, whole = [], True
+        empty = []
     triggers = _Triggers(implementation, failing, device, whole)
     failing += triggers.repeated(MADE - len(failing))
     listed = [h for h in hypotheses(implementation.claims.scope, claimed) if h.name not in unknown]
     clauses = {each.clause for each in checks}
     found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several)
+    if found is not None and (against := triggers.against(found, claimed)):
+        failing = [*failing, *(each for each in against if each.failing)]
+        passing = [*passing, *(each for each in against if not each.failing)]
+        found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several)
+        found = None if found is None or triggers.against(found, claimed) else found
+    if several and (found is None or found.rest not in ("", RAISING)):
+        for convention in conventions_that_help(listed, failing, passing, claimed)[:1]:
+            follower = following(implementation, convention)
+            beside = _of_cases(follower, compared, checks, device, dtypes, unknown, several=False)
+            if beside.explanation is not None:
+                return _beside(convention, beside, len(failing))
     if found is not None:
-        own = {id(each) for h in found.hypotheses for each in scored(h, empty, (), claimed).explained}
-        found = replace(found, explains=found.explains + len(own))
-        others = [each for each in empty if id(each) not in own]
-        rows = explanation(listed, others, passing, set(), claimed, list) if len(others) > 1 else None
-        return _named(found, rows, len(failing) + len(empty), in_dtypes)
+        own = {id(each) for h in found.hypotheses for each in scored(h, [*empty, *both], (), claimed).explained}
+        others = [each for each in [*empty, *both] if id(each) not in own]
+        of_rows = [each for each in listed if _about_rows(each)]
+        rows = explanation(of_rows, others, passing, set(), claimed, list, several=False) if len(others) > 1 else None
+        explained = len(empty) if rows is not None else len([each for each in empty if id(each) in own])
+        return _named(replace(found, explains=found.explains + explained), rows, len(failing) + len(empty), in_dtypes)
     if other := neighbour(failing):
         return Diagnosis(other.name, other.cases, len(failing), repair=other.repair)
     # Who rounds operands is off wherever anything is mixed; what passes speaks of another, small error.
@@ -251,7 +220,14 @@ def _of_cases(
         return Diagnosis(f"computed in {dtype}", len(failing), len(failing), repair=repair, when=in_dtypes)
     if name and len(clauses) >= CLAUSES:
         return _claim(name, len(failing))
-    where = [*places(wider(failing, triggers.prober))]
+    spots = [*places(wider(failing, triggers.prober))]
+    mistakes = [each for each in listed if each.defect or "--" not in each.repair]  # conventions hold everywhere
+    for spot in spots:
+        there, elsewhere = ([spot.alone(each) for each in all_] for all_ in (failing, passing))
+        found = explanation(mistakes, there, elsewhere, clauses, claimed, lambda: triggers.found, several=False)
+        if found is not None and len([each for each in there if each.wrong_numbers]) > 1:
+            return _named(found.only_sometimes(), None, len(failing), in_dtypes, spot.words)
+    where = [spot.words for spot in spots]
     found_when = [each.words for each in triggers.found if not any(f"in {each.extent} from" in p for p in where)]
     size = [] if found_when else [*sizes(failing, passing, triggers.prober, claimed)]
     when = [*in_dtypes, *found_when, *size, *where, *parts(failing)]
@@ -259,27 +235,39 @@ def _of_cases(
     return Diagnosis("", 0, len(failing), when=tuple(when), everywhere=everywhere, raises=raises)
 
 
+def _beside(convention: Hypothesis, rest: Diagnosis, of: int) -> Diagnosis:
+    """What is diagnosed where the convention is followed, and the convention."""
+    explains, repair = of - rest.of + rest.explains, repairs([rest.repair, convention.repair])
+    return replace(rest, second=(*rest.second, convention.name), repair=repair, of=of, explains=explains)
+
+
 def _claim(name: str, of: int) -> Diagnosis:
     """A convention under which everything that fails would hold."""
-    repair = f"If this is intended, it is no mistake: add --convention {name}."
-    return Diagnosis(name, of, of, repair=repair, claim=True)
+    return Diagnosis(name, of, of, repair=f"{INTENDED}{name}.", claim=True)
 
 
-def _named(found: Explanation, rows: Explanation | None, of: int, in_dtypes: tuple[str, ...]) -> Diagnosis:
-    """The name of an explanation, and of another one for rows without any key."""
+def _named(
+    found: Explanation, rows: Explanation | None, of: int, in_dtypes: tuple[str, ...], place: str = ""
+) -> Diagnosis:
+    """The name of an explanation, of a place alone if one is given, and of another one for rows without any key."""
     several = [*found.hypotheses, *(rows.hypotheses[:1] if rows is not None else ())]
     name, *second = [each.name for each in several]
     return Diagnosis(
         name,
-        found.explains + (rows.explains if rows is not None else 0),
+        found.explains,
         of,
         found.agrees,
         tuple(second),
-        " ".join(each.repair for each in several),
-        (*in_dtypes, *(each.words for each in found.conditions)),
+        repairs([each.repair for each in several]),
+        (*in_dtypes, *(each.words for each in found.conditions), *([place] if place else [])),
         rest=found.rest,
         explanation=found,
     )
+
+
+def _about_rows(hypothesis: Hypothesis) -> bool:
+    """Whether it is about rows without any key: many other mistakes leave NaN there."""
+    return "empty-row" in (hypothesis.defect.clauses[0] if hypothesis.defect is not None else hypothesis.name)
 
 
 class _Triggers:
@@ -298,10 +286,23 @@ class _Triggers:
         """The conditions that every failing case fulfils."""
         return conditions(self.failing, self.prober)
 
+    def against(self, found: Explanation, claimed: Conventions) -> list[Observation]:
+        """Cases that speak against one mistake: it is put to the test on the smallest failing one with other sizes."""
+        base = min((each.case for each in self.failing), key=lambda case: len(str(case)))
+        made = map(self.prober.observe, [] if found.conditions else other_sizes(base))
+        seen = [each for each in made if each is not None]
+        scores = [scored(h, seen, seen, claimed) for h in found.hypotheses]
+        known = {id(each) for score in scores for each in score.explained}
+        wrong = {id(each) for score in scores for each in score.contradicting}
+        return [e for e in seen if (id(e) not in known if e.failing else id(e) in wrong) and len(scores) == 1]
+
     def repeated(self, number: int) -> list[Observation]:
-        """So many more failing cases at most: the first one with other numbers."""
+        """So many more failing cases at most: the first one with other numbers and lengths."""
         case = self.failing[0].case
-        more = (self.prober.observe(replace(case, seed=1001 + n)) for n in range(NUMBERS) if number > 0)
+        s = case.sizes
+        longer = [case.sized(query_length=s.query_length + n, key_length=s.key_length + n) for n in LONGER]
+        cases = [replace(each, seed=1001 + n) for n, each in enumerate(longer)] if number > 0 else []
+        more = map(self.prober.observe, cases)
         return list(islice((each for each in more if each is not None and each.failing), max(number, 0)))
 
 

@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 import torch
 
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.conventions import Conventions, EmptyRow
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.explain.causes import Hypothesis
 from attention_conformance.tests.harness.explain.changes import of_entry, together
+from attention_conformance.tests.harness.explain.emptied import unforeseen
 from attention_conformance.tests.harness.explain.inner_rotations import inner_rotations
 from attention_conformance.tests.harness.explain.staged import STAGES, Stage, State, opened, result_of, run
 from attention_conformance.tests.harness.explain.variants import variants
@@ -74,11 +75,23 @@ class Edit:
 
     def answer(self, problem: Problem, conventions: Conventions) -> Result:
         """What an implementation with this mistake answers."""
+        return next(self.answers(problem, conventions))
+
+    def answers(self, problem: Problem, conventions: Conventions) -> Iterator[Result]:
+        """What an implementation with this mistake answers, and what else where it empties rows: these have no rule."""
         states, stages = _before(problem, conventions), self.change(STAGES)
         pairs = enumerate(zip(stages, STAGES, strict=False))
         same = next((n for n, (own, right) in pairs if own is not right), min(len(stages), len(STAGES)))
-        *_, last = run(stages[same:], states[same])
-        return result_of(problem, last)
+        last = _ended(problem, stages[same:], states[same])
+        yield result_of(problem, last)
+        for filling in EmptyRow if unforeseen(last) else ():
+            yield result_of(problem, _ended(problem, stages[same:], states[same] | {"unforeseen": filling}))
+
+
+def _ended(problem: Problem, stages: Stages, state: State) -> State:
+    with torch.set_grad_enabled(problem.cotangent is not None):
+        *_, last = run(stages, state)
+    return last
 
 
 def both(one: Edit, two: Edit, claimed: Conventions) -> Hypothesis:
@@ -105,12 +118,10 @@ def edited(claimed: Conventions) -> list[Hypothesis]:
 
 
 def hypothesis(edit: Edit, claimed: Conventions) -> Hypothesis:
-    def answer(problem: Problem) -> Result:
-        with torch.set_grad_enabled(problem.cotangent is not None):
-            return edit.answer(problem, claimed)
-
+    answers: Callable[[Problem], Iterator[Result]] = lambda problem: edit.answers(problem, claimed)  # noqa: E731
     affects = lambda problem: not edit.about or edit.affects(problem, claimed)  # noqa: E731
-    return Hypothesis(edit.words, edit.repair, answer, rank=edit.rank, affects=affects, edit=edit)
+    first: Callable[[Problem], Result] = lambda problem: edit.answer(problem, claimed)  # noqa: E731
+    return Hypothesis(edit.words, edit.repair, first, rank=edit.rank, affects=affects, edit=edit, several=answers)
 
 
 def alone(edit: Edit, parts: tuple[str, ...], claimed: Conventions) -> Hypothesis:
@@ -140,6 +151,7 @@ def _all() -> tuple[Edit, ...]:
         *_of_entries(),
         *_together(),
         *_always(),
+        *_always_causal(),
         *_inside(),
         *_inputs(),
         *_variants(),
@@ -213,7 +225,16 @@ def _together() -> Iterator[Edit]:
         stage = next(stage for stage in STAGES if stage.name == name)
         inserted = Stage(words, partial(_each, entries, change), entries, entries[0])
         edit = partial(_replaced, stage, (inserted, stage))
-        yield Edit(words, "Take them as they are.", edit, ((STAGES[-1], entries[0]),), ENTRY)
+        repair = next((text for word, text in OF_SEVERAL.items() if word in words), "Take them as they are.")
+        yield Edit(words, repair, edit, ((STAGES[-1], entries[0]),), ENTRY)
+
+
+OF_SEVERAL = {
+    "heads ": "Split the width into heads and tokens by view(B, L, H, d).transpose(1, 2), and merge it the other way.",
+    "rounded": "Keep the dtype of the inputs.",
+    "normalised": "Take them with the lengths that they have.",
+}
+"""How a change of several entries is repaired, by a word of what is wrong."""
 
 
 def _each(entries: tuple[str, ...], change: Callable[[Any], Any], state: State) -> State:
@@ -226,6 +247,20 @@ def _always() -> Iterator[Edit]:
         inserted = Stage(words, lambda state, e=entry, v=value: {e: v if state[e] is None else state[e]}, ())  # type: ignore[misc]
         change = partial(_replaced, STAGES[0], (inserted, STAGES[0]))
         yield Edit(f"{words} applied without being given", f"Apply the {words} only if it is given.", change, (), ENTRY)
+
+
+def _always_causal() -> Iterator[Edit]:
+    """Slips of a triangle that nobody asked for."""
+    inserted = Stage("causal flag", lambda state: {"causal": True}, ())
+    for edit in (*_moved(), *_of_entries(), *_variants()):
+        if TRIANGLE in {stage for stage, _ in edit.about} and all(
+            stage is TRIANGLE or not stage.needs for stage, _ in edit.about
+        ):
+            change: Change = lambda stages, own=edit.change: (inserted, *own(stages))  # type: ignore[misc]  # noqa: E731
+            yield Edit(f"always causal, and {edit.words}", edit.repair, change, (), VARIANT)
+
+
+TRIANGLE = next(stage for stage in STAGES if stage.name == "causal triangle")
 
 
 def _inside() -> Iterator[Edit]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.contract import Implementation, Result
 from attention_conformance.implementations.defects import Defect, catalogue
 from attention_conformance.reference.pipeline import Pipeline
 from attention_conformance.spec.cases import Sharing
@@ -13,7 +13,7 @@ from attention_conformance.spec.conventions import Conventions, values_of
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import DTYPES, Problem
-from attention_conformance.tests.harness.explain.causes import Hypothesis, answering, causes
+from attention_conformance.tests.harness.explain.causes import INTENDED, Hypothesis, answering, causes
 
 CONVENTIONS = (
     *("causal-alignment", "empty-row", "softmax-precision", "group-order", "window-count", "rotary-pairing"),
@@ -66,6 +66,13 @@ def _of_premises(claimed: Conventions) -> Iterator[Hypothesis]:
         yield Hypothesis(f"premise {setting}", repair, answer, rank=0)
 
 
+def following(implementation: Implementation, convention: Hypothesis) -> Implementation:
+    """The implementation as one that claims a convention."""
+    key, value = convention.name.split("=")
+    claims = implementation.claims
+    return replace(implementation, claims=replace(claims, conventions=claims.conventions.claiming({key: value})))
+
+
 def _under(premises: Premises, problem: Problem) -> Problem:
     """The problem with what is always done."""
     names = ("window_left", "window_right", "softcap", "rotary_base")
@@ -81,10 +88,10 @@ RATHER_MISTAKES = ("default-scale",)
 
 def _of_conventions(claimed: Conventions) -> Iterator[Hypothesis]:
     for key, value in ((name, str(value)) for name in CONVENTIONS for value in values_of(name)):
-        conventions, repair = claimed.claiming({key: value}), "If this is intended, it is no mistake: add --convention"
+        conventions = claimed.claiming({key: value})
         if conventions != claimed:
             rank = 2 if key in RATHER_MISTAKES else 0
-            yield Hypothesis(f"{key}={value}", f"{repair} {key}={value}.", answering(conventions), rank=rank)
+            yield Hypothesis(f"{key}={value}", f"{INTENDED}{key}={value}.", answering(conventions), rank=rank)
     name = f"bool-mask={next(p for p in type(claimed.bool_mask) if p is not claimed.bool_mask)}"
     repair = f"If True means this in its masks, add --convention {name}; otherwise invert its boolean masks."
     yield Hypothesis(name, repair, lambda problem: answering(claimed)(_inverted(problem)), rank=0)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from attention_conformance.implementations.api.fitting import required
-from attention_conformance.implementations.defects import Defect
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, MaskKind, Padding
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
+from attention_conformance.tests.harness.explain.at_once import at_once, edits, has_steps, is_edit, wrong
 from attention_conformance.tests.harness.explain.causes import Hypothesis, fitted_causes
 from attention_conformance.tests.harness.explain.conditions import Condition
 from attention_conformance.tests.harness.explain.observation import Observation, answered
-from attention_conformance.tests.harness.explain.pattern import options
+from attention_conformance.tests.harness.explain.pattern import NUMBERS, options
 from attention_conformance.tests.harness.explain.scoring import Score, scored
-from attention_conformance.tests.harness.judge.comparison import part_of
 
 FIRST = 3
 """Failing cases with which every hypothesis is tried."""
@@ -29,6 +28,7 @@ KEPT = 16
 """Hypotheses that are tried with all cases."""
 CASES = 2
 """A hypothesis that explains fewer cases is no explanation."""
+ALWAYS = "Do so in every case, or in none."
 RAISING = "an exception of their own"
 MOST = 0.75
 """The share of failing cases that one hypothesis has to explain, and that two have to explain together."""
@@ -51,6 +51,10 @@ class Explanation:
     agrees: int
     conditions: tuple[Condition, ...] = ()
     rest: str = ""
+
+    def only_sometimes(self) -> Explanation:
+        """The same as what is done under a condition, or in a place."""
+        return replace(self, hypotheses=tuple(_only_sometimes(each) for each in self.hypotheses))
 
 
 def explanation(
@@ -77,17 +81,43 @@ def explanation(
     listed = [hypothesis for hypothesis in listed if _shows(hypothesis, given)]
     scores = _scores(listed, failing, passing, clauses, claimed)
     search = _Search(scores, listed, failing, passing, claimed)
-    if found := search.one(()) or search.one_of_answers():
+    searches = (search, *search.of_answers())
+    if found := _first(searches, _Search.one, ()):
         return found
     useful = any(score.explained and _given(score) for score in scores)
     when = tuple(conditions()) if useful else ()
-    found = search.one(when) if when else None
+    found = _first(searches, _Search.one, when) if when else None
     if found is not None or not several:
         return found
-    for find in (search.two, search.most):
-        if found := find(()) or (find(when) if when else None):
+    for find in (_Search.two, _Search.most):
+        if found := _first(searches, find, ()) or (_first(searches, find, when) if when else None):
             return found
     return None
+
+
+def _first(
+    searches: Sequence[_Search],
+    find: Callable[[_Search, tuple[Condition, ...]], Explanation | None],
+    when: tuple[Condition, ...],
+) -> Explanation | None:
+    """The first that is found; what raises an exception is another finding than answers."""
+    for search in searches:
+        if found := find(search, when):
+            return found if search is searches[0] else replace(found, rest=RAISING)
+    return None
+
+
+def conventions_that_help(
+    listed: Sequence[Hypothesis],
+    failing: Sequence[Observation],
+    passing: Sequence[Observation],
+    claimed: Conventions,
+) -> list[Hypothesis]:
+    """Conventions that explain some failing cases, and that nothing speaks against: a mistake may be beside them."""
+    followed = [each for each in listed if each.rank == 0 and not each.name.startswith("premise")]
+    scores = [scored(each, failing, passing, claimed) for each in followed if not each.name.startswith("empty-row")]
+    helping = [score for score in scores if len(score.explained) >= CASES and not score.contradicting]
+    return [score.hypothesis for score in sorted(helping, key=lambda score: score.rank)]
 
 
 @dataclass(frozen=True)
@@ -106,12 +136,10 @@ class _Search:
         found = self._simplest(whole)
         return self._of((found.hypothesis,), found, when) if found is not None else None
 
-    def one_of_answers(self) -> Explanation | None:
-        """One mistake that explains every failing answer, where what raises an exception is another finding."""
-        answers = [each for each in self.failing if each.got is not None]
-        apart = replace(self, failing=answers) if len(answers) < len(self.failing) else None
-        found = apart.one(()) if apart is not None and _all_alike(self.failing) else None
-        return None if found is None else replace(found, rest=RAISING)
+    def of_answers(self) -> Iterator[_Search]:
+        """The search that explains every failing answer, where all exceptions are one other finding."""
+        if _all_alike(self.failing):
+            yield replace(self, failing=[each for each in self.failing if each.got is not None])
 
     def two(self, when: tuple[Condition, ...]) -> Explanation | None:
         """Two mistakes that explain everything together."""
@@ -181,18 +209,28 @@ class _Search:
 
     def _at_once(self, sound: Sequence[Score], when: tuple[Condition, ...]) -> Explanation | None:
         """Two mistakes in different steps of one computation, the first of which explains some failing cases alone."""
-        score = next((score for score in sound if _steps(score.hypothesis)), None)
-        if score is None:
-            return None
+        firsts = [next((s for s in sound if of(s.hypothesis)), None) for of in (has_steps, is_edit)]
+        return next(filter(None, (self._with(score, when) for score in firsts if score is not None)), None)
+
+    def _with(self, score: Score, when: tuple[Condition, ...]) -> Explanation | None:
+        """The first of two mistakes, and another one of its kind."""
         first, known = score.hypothesis, {id(each) for each in score.explained}
         rest = sorted((e for e in self.failing if id(e) not in known), key=lambda e: e.problem.query.size)
-        for second in self.listed if first.edit is None else _edits(self.claimed):
-            both = _both(first, second, self.claimed)
-            if both is not None and scored(both, rest[:1], (), self.claimed).explained and _wrong(second, rest[0]):
+        if not rest:
+            return None
+        for second in self.listed if first.edit is None else edits(self.claimed):
+            both = at_once(first, second, self.claimed)
+            if both is not None and scored(both, rest[:1], (), self.claimed).explained and wrong(second, rest[0]):
                 score = scored(both, self.failing, self.passing, self.claimed)
                 if len(score.explained) == len(self.failing) and self._sound(score, when):
-                    return self._of((first, second), score, when)
+                    return self._of((first, self._as_convention(second)), score, when)
         return None
+
+    def _as_convention(self, hypothesis: Hypothesis) -> Hypothesis:
+        """Of masks that are all boolean, another meaning may be intended."""
+        numbers = any(NUMBERS in options(each.case) for each in (*self.failing, *self.passing))
+        other = next((each for each in self.listed if each.name.startswith("bool-mask=")), hypothesis)
+        return other if hypothesis.name == "mask negated" and not numbers else hypothesis
 
 
 def _all_alike(failing: Sequence[Observation]) -> bool:
@@ -203,50 +241,9 @@ def _all_alike(failing: Sequence[Observation]) -> bool:
 
 def _only_sometimes(hypothesis: Hypothesis) -> Hypothesis:
     """A convention that is followed under a condition is none: to claim it would not make anything conform."""
-    return replace(hypothesis, repair="Do so in every case, or in none.") if hypothesis.rank == 0 else hypothesis
-
-
-def _edits(claimed: Conventions) -> list[Hypothesis]:
-    from attention_conformance.tests.harness.explain.edits import edited
-
-    return edited(claimed)
-
-
-def _wrong(hypothesis: Hypothesis, each: Observation) -> bool:
-    """Whether a mistake shows by itself in a case, as the claims have it."""
-    if not hypothesis.affects(each.problem):
-        return False
-    other, _ = answered(partial(hypothesis.answer, each.problem))
-    if other is None:
-        return True
-    own = replace(each, got=other)
-    return any(own.error(part) > 1.0 for part in each.parts if part_of(other, part) is not None)
-
-
-def _steps(hypothesis: Hypothesis) -> bool:
-    """Whether it can be made together with others."""
-    return hypothesis.edit is not None or (hypothesis.defect is not None and bool(hypothesis.defect.replaced))
-
-
-def _both(one: Hypothesis, two: Hypothesis, claimed: Conventions) -> Hypothesis | None:
-    """Both at once, under the name of the second one; None where they cannot be, or change the same step."""
-    if one.edit is not None and two.edit is not None:
-        from attention_conformance.tests.harness.explain.edits import both
-
-        return both(one.edit, two.edit, claimed)
-    first, second = one.defect, two.defect
-    if first is None or second is None or not second.replaced or {*first.replaced} & {*second.replaced}:
-        return None
-    return _both_defects(first, second)
-
-
-def _both_defects(one: Defect, two: Defect) -> Hypothesis:
-    # Here, as both import torch, which the judge of a right candidate does without.
-    from attention_conformance.implementations.adapters.torch_op import torch_op
-    from attention_conformance.implementations.defects.breaking import in_steps
-
-    run = torch_op(in_steps({**one.replaced, **two.replaced}), extras=("weights", "log_sum_exp"))
-    return Hypothesis(two.id, two.text.repair, lambda problem: run(problem.fresh(), "cpu"))
+    kept = [part for part in hypothesis.repair.split(";") if "--convention" not in part and " claim " not in part]
+    repair = f"{';'.join(kept).removesuffix('.')}." if kept and hypothesis.rank != 0 else ALWAYS
+    return replace(hypothesis, repair=repair)
 
 
 def _differ(one: Hypothesis, two: Hypothesis) -> bool:
@@ -254,7 +251,9 @@ def _differ(one: Hypothesis, two: Hypothesis) -> bool:
     for case in EXAMPLES:
         problem = build(case, "float64").forward_only()
         first, second = (answered(partial(h.answer, problem))[0] for h in (one, two))
-        if first is not None and second is not None and not np.allclose(first.output, second.output, equal_nan=True):
+        outputs = [each.output for each in (first, second) if each is not None]
+        alike = len(outputs) == 2 and outputs[0].shape == outputs[1].shape
+        if alike and not np.allclose(outputs[0], outputs[1], equal_nan=True):
             return True
     return False
 

@@ -60,9 +60,19 @@ class Observation:
         visible = np.asarray(allowed_keys(self.problem, conventions).any(-1))
         if visible.size and visible.all():
             return self
-        rows = visible[..., None] if self.problem.scope is Scope.OP else np.asarray(visible.all(1))[..., None]
+        rows = visible if self.problem.scope is Scope.OP else np.asarray(visible.all(1))
+        return self.of_rows(rows[..., None])
+
+    def empty_rows_alone(self, conventions: Conventions) -> Observation:
+        """The same with nothing but the output in rows without any key."""
+        visible = np.asarray(allowed_keys(self.problem, conventions).any(-1))
+        rows = ~visible if self.problem.scope is Scope.OP else ~np.asarray(visible.any(1))
+        return self.of_rows(rows[..., None])
+
+    def of_rows(self, rows: Booleans) -> Observation:
+        """The same with nothing but these elements of the output."""
         left = replace(self, parts=("output",), rows=np.broadcast_to(rows, self.expected["output"].value.shape))
-        error = left.error("output") if visible.any() else 0.0
+        error = left.error("output") if rows.any() else 0.0
         return replace(left, errors={"output": error}, failing=error > 1.0)
 
     def judged(self, part: str, array: Array) -> Array:

@@ -9,6 +9,7 @@ from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.features import NOTHING
 
 WINDOW = "a window"
+NUMBERS = "a mask of numbers"
 
 
 def options(case: Case) -> frozenset[str]:
@@ -46,6 +47,7 @@ def _kinds(case: Case) -> Iterator[str]:
     form = case.module
     facts = {
         "a mask": case.mask is not MaskKind.NONE,
+        NUMBERS: case.mask not in (MaskKind.NONE, MaskKind.BOOL),
         "padding": case.padding is not Padding.NONE,
         WINDOW: (case.extension.window_left, case.extension.window_right) != (None, None),
         "inputs of different widths": form is not None and len({form.query_dim, form.key_dim, form.value_dim}) > 1,
@@ -62,6 +64,8 @@ def without(case: Case, option: str) -> Case | None:
         return case.extended(**{option: getattr(NOTHING, option)})
     if option == WINDOW:
         return case.extended(window_left=None, window_right=None)
+    if option == NUMBERS:
+        return replace(case, mask=MaskKind.BOOL)
     if option in ("a mask", "padding"):
         return replace(case, mask=MaskKind.NONE) if option == "a mask" else replace(case, padding=Padding.NONE)
     s = case.sizes

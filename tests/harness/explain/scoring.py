@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -80,15 +80,19 @@ def _distance(hypothesis: Hypothesis, each: Observation, claimed: Conventions) -
     """Of its answer from the candidate's, in units of what would count as the same; infinite if it explains nothing."""
     if not (hypothesis.applies_to(each.problem) and hypothesis.affects(each.problem)):
         return math.inf
-    other, raised = _answered(hypothesis, each.problem)
-    distance = each.distance(other, raised)
-    right = distance <= 1.0 and other and _right_by_its_own(hypothesis, each, other, claimed, each.parts)
-    return math.inf if right else distance
+    for other, raised in _answered(hypothesis, each.problem):
+        distance = each.distance(other, raised)
+        if distance <= 1.0:
+            right = other and _right_by_its_own(hypothesis, each, other, claimed, each.parts)
+            return math.inf if right else distance
+    return math.inf
 
 
-def _answered(hypothesis: Hypothesis, problem: Problem) -> tuple[Result | None, str]:
-    """Its answer, or the exception; edits are arithmetic of our own, and leave the state of the process alone."""
-    return answered(lambda: hypothesis.answer(problem), guarded if hypothesis.edit is not None else restored)
+def _answered(hypothesis: Hypothesis, problem: Problem) -> Iterator[tuple[Result | None, str]]:
+    """Its answers, or the exception; edits are arithmetic of our own, and leave the state of the process alone."""
+    answers = hypothesis.answers(problem)
+    yield answered(lambda: next(answers), guarded if hypothesis.edit is not None else restored)
+    yield from ((other, "") for other in answers)
 
 
 def _agrees(hypothesis: Hypothesis, each: Observation, claimed: Conventions) -> bool | None:
@@ -97,10 +101,11 @@ def _agrees(hypothesis: Hypothesis, each: Observation, claimed: Conventions) -> 
         return None
     if not hypothesis.affects(each.problem):
         return True
-    other, _ = _answered(hypothesis, each.problem)
+    answers = (other for other, _ in _answered(hypothesis, each.problem))
+    other = next(answers)
     if other is None:
         return None
-    if each.distance(other) <= 1.0:
+    if each.distance(other) <= 1.0 or any(each.distance(another) <= 1.0 for another in answers):
         return True
     if any(each.got is not None and _lacks(other, part) for part in each.parts):
         return None

@@ -298,7 +298,7 @@ STAGES: tuple[Stage, ...] = (
     ),
     Stage(
         "ALiBi bias",
-        lambda s: _on_given(s, lambda x: x - s["alibi_slopes"][:, None, None] * _ahead(s).abs()),
+        lambda s: _on_given(s, lambda x: x - s["alibi_slopes"][..., None, None] * _ahead(s).abs()),
         ("scores", "alibi_slopes", "query_places", "key_places"),
         "alibi_slopes",
     ),

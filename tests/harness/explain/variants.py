@@ -49,8 +49,71 @@ def variants() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
             yield name, f"{words} in the {name}", repair, partial(_counted_anew, name=name, tile=tile)
         for words, repair, of_sum in SUMMED:
             yield "softmax", words.format(tile), repair, partial(_summed, of=partial(of_sum, tile=tile))
+    words, repair = "keys filled up to the number of queries and not hidden", "Hide the keys that are filled up."
+    yield "softmax", words, repair, partial(_filled_keys, tile=0)
+    for words, masked in MASKED.items():
+        repair = "Add a mask of numbers to the scores; where a boolean one is False, put minus infinity there."
+        yield "attention mask", words, repair, partial(_masked, of=masked)
+    for name, entries, made in ROUNDED:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            words = f"{name} computed in {str(dtype).removeprefix('torch.')}"
+            rounded = partial(_rounded, name=name, entries=entries, made=made, dtype=dtype)
+            yield name, words, "Compute in the dtype of the inputs, or in a wider one.", rounded
     for words, change in POOLS.items():
         yield "relative bias", words, "Add the entry of each distance, the outermost ones for all beyond.", change
+
+
+ROUNDED = (
+    ("product", ("query", "key"), "scores"),
+    ("softmax", ("scores",), "scores"),
+    ("weighted sum", ("scores", "value"), "heads"),
+)
+"""Stages that are often computed in a narrower type: what they read, and what they make."""
+
+
+def _rounded(state: State, name: str, entries: tuple[str, ...], made: str, dtype: torch.dtype) -> State:
+    stage = next(stage for stage in STAGES if stage.name == name)
+    narrow = {entry: state[entry].to(dtype).to(state[entry].dtype) for entry in entries}
+    result = stage.change(state | narrow)
+    return result | {made: result[made].to(dtype).to(result[made].dtype)}
+
+
+def _masked(state: State, of: Callable[[Tensor, Tensor], Tensor | None]) -> State:
+    """Scores by a mask; as they should be where nothing is said of its kind."""
+    scores, mask = state["scores"][..., : state["keys"]], state["attn_mask"]
+    made = of(scores, mask)
+    if made is None:
+        return next(stage for stage in STAGES if stage.name == "attention mask").change(state)
+    return {"scores": torch.cat([made, state["scores"][..., state["keys"] :]], -1)}
+
+
+def _of_numbers(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor | None]:
+    return lambda scores, mask: None if mask.dtype is torch.bool else of(scores, mask)
+
+
+def _of_booleans(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor | None]:
+    return lambda scores, mask: of(scores, mask) if mask.dtype is torch.bool else None
+
+
+MASKED: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
+    "boolean mask added as ones and zeros": _of_booleans(lambda scores, mask: scores + mask.double()),
+    "boolean mask added as minus one where it is False": _of_booleans(lambda scores, mask: scores - (~mask).double()),
+    "mask of numbers read as a boolean one that hides what is not 0": _of_numbers(
+        lambda scores, mask: scores.masked_fill(mask != 0.0, -INFINITY)
+    ),
+    "mask of numbers read as a boolean one that hides what is 0": _of_numbers(
+        lambda scores, mask: scores.masked_fill(mask == 0.0, -INFINITY)
+    ),
+    "mask of numbers read as a boolean one that shows what is above 0": _of_numbers(
+        lambda scores, mask: scores.masked_fill(mask <= 0.0, -INFINITY)
+    ),
+    "mask of numbers read as a boolean one that hides what is below 0": _of_numbers(
+        lambda scores, mask: scores.masked_fill(mask < 0.0, -INFINITY)
+    ),
+    "mask of numbers multiplied into the scores": _of_numbers(lambda scores, mask: scores * mask),
+    "mask of numbers put in place of the scores": _of_numbers(lambda scores, mask: mask.expand_as(scores)),
+}
+"""What may be made of a mask of one kind, where one of the other kind is right."""
 
 
 def _softmax(state: State, of: OfTensor) -> State:
@@ -159,9 +222,10 @@ CAPS: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 
 def _filled_keys(state: State, tile: int) -> State:
-    """Zero scores up to a whole tile, as of keys that stand after the given ones: a causal triangle hides these."""
+    """Zero scores up to a whole tile, or up to the number of queries: a causal triangle hides keys that stand after."""
     scores, keys = state["scores"], state["key_places"]
-    more = torch.zeros(*scores.shape[:-1], -scores.shape[-1] % tile, dtype=scores.dtype)
+    number = -scores.shape[-1] % tile if tile else max(0, scores.shape[-2] - scores.shape[-1])
+    more = torch.zeros(*scores.shape[:-1], number, dtype=scores.dtype)
     if state["causal"] and keys.shape[-1]:
         places = keys[:, -1:] + 1 + torch.arange(more.shape[-1])
         more = more.masked_fill(places[:, None, None, :] > state["query_places"][:, None, :, None], -INFINITY)

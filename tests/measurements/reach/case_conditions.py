@@ -11,12 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.spec.cases import Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Sharing, Sizes
-from attention_conformance.spec.features import Packing, QkNorm
-from attention_conformance.spec.gates_and_splits import OutputGates
-from attention_conformance.spec.problem import Array, Problem, lay_out
+from attention_conformance.spec.cases import Layout, MaskKind, MaskShape, Padding, Pattern, Sharing, Sizes
+from attention_conformance.spec.features import Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
+from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.spec.stored_keys import Codes, ScaledBy
+from attention_conformance.tests.measurements.reach.array_conditions import LAYOUTS, MAGNITUDES, any_view
 from attention_conformance.tests.measurements.reach.condition import Call, Condition, Laid, both, compatible, when
 
+POSITIONED = {"rotary_base": 100.0, "position_ids": PositionIds.ASCENDING}
+TABLES = {"rotary_tables": RotaryTables.POSITIONS}
 OPTIONS = (
     when("a boolean mask", 14, lambda c: c.mask is MaskKind.BOOL, mask=MaskKind.BOOL),
     when("a float mask", 20, lambda c: c.mask is MaskKind.FLOAT, mask=MaskKind.FLOAT),
@@ -38,6 +42,14 @@ OPTIONS = (
     when("gates", 1, lambda c: c.extension.head_gates, head_gates=True),
     when("gates of the output", 2, lambda c: "gate_logits" in c.problem.extras, output_gates=OutputGates.CHANNEL),
     when("norms", 3, lambda c: c.extension.qk_norm is not QkNorm.NONE, qk_norm=QkNorm.HEAD),
+    when("given positions", 4, lambda c: c.extension.position_ids is not PositionIds.NONE, **POSITIONED),
+    when("given tables", 4, lambda c: c.extension.rotary_tables is not RotaryTables.NONE, **TABLES),
+    when("a start of each sample", 8, lambda c: c.extension.query_starts, query_starts=True),
+    when("splits of the keys", 2, lambda c: c.extension.key_splits is not KeySplits.NONE, key_splits=KeySplits.PAIR),
+    when("pages", 5, lambda c: c.extension.page_size > 0, page_size=3),
+    when("rows of a cache", 5, lambda c: c.extension.cache_rows > 0, cache_rows=2),
+    when("codes", 5, lambda c: c.extension.codes is not Codes.NONE, codes=Codes.INT8),
+    when("latents", 2, lambda c: c.extension.latent > 0, latent=6, decoupled=2),
     when("segments", 8, lambda c: c.extension.has_segments, packing=Packing.SEGMENTS),
     when("cumulative lengths", 8, lambda c: c.extension.has_lengths, packing=Packing.LENGTHS),
     when("pieces", 13, lambda c: bool(c.extension.chunks), chunks=(3, 1, 3), causal=True),
@@ -48,21 +60,13 @@ OPTIONS = (
     when("one sample", 5, lambda c: c.sizes.batch == 1, batch=1),
     when("more than 64 keys", 13, lambda c: c.sizes.key_length > 64, key_length=131),
     when("more than 64 queries", 13, lambda c: c.sizes.query_length > 64, query_length=131),
-    when("views", 17, lambda c: _any_view(c.problem), layout=Layout.TRANSPOSED),
+    when("views", 17, lambda c: any_view(c.problem), layout=Layout.TRANSPOSED),
 )
 """Each of them, and each two together."""
 
 
 def _grouped(s: Sizes) -> bool:
     return 0 < s.num_kv_heads < s.num_heads
-
-
-def _arrays(problem: Problem) -> list[Array]:
-    return [a for a in (problem.query, problem.key, problem.value) if a.size]
-
-
-def _any_view(problem: Problem) -> bool:
-    return any(not a.flags.c_contiguous for a in _arrays(problem))
 
 
 def _beyond(limits: Sequence[int], extents: Sequence[str], plural: str) -> Iterator[Condition]:
@@ -122,6 +126,12 @@ SIZES = (
 )
 
 
+HEAD_GATES = {"output_gates": OutputGates.HEAD}
+SCALES_OF_HEADS = {"codes": Codes.INT8, "scaled_by": ScaledBy.HEAD}
+SCALES_OF_TOKENS = {"codes": Codes.INT8, "scaled_by": ScaledBy.TOKEN}
+EPSILON = {"qk_norm": QkNorm.HEAD, "norm_epsilon": 0.25}
+PARTIAL = {"rotary_base": 100.0, "rotary_dim": 2}
+NEAR_BUCKETS = {"bucketed_bias": 6, "max_distance": 5}
 VALUES_OF_OPTIONS = (
     when("a scale of 0", 3, lambda c: c.problem.scale == 0.0, scale=0.0),
     when("a negative scale", 3, lambda c: (c.problem.scale or 0.0) < 0.0, scale=-0.7),
@@ -150,6 +160,21 @@ VALUES_OF_OPTIONS = (
     when("a start beyond the keys", 3, lambda c: (c.extension.query_start or 0) >= c.sizes.key_length, query_start=20),
     when("a start beyond 32,767", 3, lambda c: (c.extension.query_start or 0) > 2**15, query_start=2**16 + 7),
     when("a softcap above all scores", 3, lambda c: (c.extension.softcap or 0.0) > 20.0, softcap=30.0),
+    when("a gate for each head of a query", 2, lambda c: c.extension.output_gates is OutputGates.HEAD, **HEAD_GATES),
+    when("an empty split", 2, lambda c: c.extension.key_splits is KeySplits.EMPTY, key_splits=KeySplits.EMPTY),
+    when("a page that holds all keys", 2, lambda c: c.extension.page_size >= c.sizes.key_length, page_size=16),
+    when("pages that samples share", 2, lambda c: c.extension.shared_prefix, page_size=3, shared_prefix=True),
+    when("codes with an exponent", 2, lambda c: c.extension.codes is Codes.E4M3, codes=Codes.E4M3),
+    when("a scale of codes for each head", 2, lambda c: c.extension.scaled_by is ScaledBy.HEAD, **SCALES_OF_HEADS),
+    when("a scale of codes for each token", 2, lambda c: c.extension.scaled_by is ScaledBy.TOKEN, **SCALES_OF_TOKENS),
+    when("distances of buckets that end early", 2, lambda c: c.extension.max_distance < 10, **NEAR_BUCKETS),
+    when("buckets in one direction", 2, lambda c: not c.extension.bidirectional, bucketed_bias=6, bidirectional=False),
+    when(
+        "an epsilon of norms", 2, lambda c: c.extension.norm_epsilon is not None, qk_norm=QkNorm.HEAD, norm_epsilon=0.25
+    ),
+    when(
+        "rotations of some components", 4, lambda c: c.extension.rotary_dim is not None, rotary_base=100.0, rotary_dim=2
+    ),
     when("a rotation base of 10,000", 4, lambda c: c.extension.rotary_base == 10000.0, rotary_base=10000.0),
     when(
         "a document without keys",
@@ -254,95 +279,6 @@ MASKS = (
 )
 
 
-def _one_array(name: str) -> Iterator[Condition]:
-    """Layouts of one input while the others are contiguous."""
-    others = [other for other in ("query", "key", "value") if other != name]
-
-    def only(holds: Callable[[Array], bool]) -> Callable[[Call], bool]:
-        def fulfilled(call: Call) -> bool:
-            p = call.problem
-            own, rest = getattr(p, name), [getattr(p, other) for other in others]
-            return bool(own.size) and holds(own) and all(a.flags.c_contiguous for a in rest)
-
-        return fulfilled
-
-    def laid(layout: Layout) -> Laid:
-        return lambda p: p.with_arrays({name: lay_out(getattr(p, name), layout)})
-
-    yield Condition(
-        f"a {name} of permuted axes alone", only(_permuted), {"layout": Layout.CONTIGUOUS}, laid(Layout.TRANSPOSED), 5
-    )
-    yield Condition(
-        f"a {name} with gaps alone", only(_with_gaps), {"layout": Layout.CONTIGUOUS}, laid(Layout.SLICED), 5
-    )
-    yield Condition(
-        f"a {name} whose last axis is not the innermost",
-        only(_not_innermost),
-        {"layout": Layout.CONTIGUOUS},
-        laid(Layout.FORTRAN),
-        5,
-    )
-    yield Condition(
-        f"a {name} that starts within a buffer", only(_within), {"layout": Layout.CONTIGUOUS}, laid(Layout.OFFSET), 5
-    )
-
-
-def _permuted(array: Array) -> bool:
-    strides = [s for s, extent in zip(array.strides, array.shape, strict=True) if extent > 1]
-    return strides != sorted(strides, reverse=True) and min(strides, default=1) > 0
-
-
-def _with_gaps(array: Array) -> bool:
-    return not array.flags.c_contiguous and not _permuted(array) and 0 not in array.strides
-
-
-def _not_innermost(array: Array) -> bool:
-    return array.shape[-1] > 1 and array.strides[-1] > array.itemsize
-
-
-def _within(array: Array) -> bool:
-    base = array.base
-    return isinstance(base, np.ndarray) and array.__array_interface__["data"][0] > base.__array_interface__["data"][0]
-
-
-LAYOUTS = (
-    *_one_array("query"),
-    *_one_array("key"),
-    *_one_array("value"),
-    when("keys and values that repeat their memory", 3, lambda c: 0 in c.problem.key.strides, layout=Layout.BROADCAST),
-    when("all rows with gaps", 3, lambda c: all(map(_with_gaps, _arrays(c.problem))), layout=Layout.SLICED),
-    when("all within buffers", 3, lambda c: all(map(_within, _arrays(c.problem))), layout=Layout.OFFSET),
-    when(
-        "one buffer", 3, lambda c: c.problem.layout is Layout.PACKED, layout=Layout.PACKED, query_length=7, key_length=7
-    ),
-)
-
-
-def _largest(array: Array) -> float:
-    finite = array[np.isfinite(array)] if array.size else array
-    return float(np.abs(finite).max(initial=0.0)) if finite.size else 0.0
-
-
-MAGNITUDES = (
-    when(
-        "scores beyond hundreds",
-        8,
-        lambda c: _largest(c.problem.query) * _largest(c.problem.key) > 500.0,
-        scores=Scores.ONE_HOT,
-    ),
-    when("tiny scores", 3, lambda c: _largest(c.problem.query) * _largest(c.problem.key) < 0.1, score_std=0.001),
-    when("huge values", 3, lambda c: _largest(c.problem.value) > 1000.0, value_scale=1e4),
-    when("tiny values", 3, lambda c: _largest(c.problem.value) < 1e-3, value_scale=1e-5),
-    when("equal scores", 3, lambda c: not c.problem.query.any(), scores=Scores.EQUAL),
-    when("very negative scores", 8, lambda c: _largest(c.problem.key) > 400.0, scores=Scores.VERY_NEGATIVE),
-    when("the largest score last", 3, lambda c: _rising(c.problem.key), scores=Scores.RISING),
-)
-
-
-def _rising(key: Array) -> bool:
-    return key.shape[-2] > 2 and bool((np.diff(key[..., 0].astype(np.float64), axis=-1) > 0).all())
-
-
 def _needs(words: str, reports: int, holds: Callable[[Problem], bool], laid: Laid, **changes: Any) -> Condition:
     return Condition(words, lambda c: c.gradients and holds(c.problem), changes, laid, reports)
 
@@ -355,10 +291,12 @@ def _only(name: str, reports: int, **changes: Any) -> Condition:
 
 
 def _ones(problem: Problem) -> Problem:
-    return problem.but(cotangent=np.ones_like(problem.cotangent))
+    return problem if problem.cotangent is None else problem.but(cotangent=np.ones_like(problem.cotangent))
 
 
 def _sparse(problem: Problem) -> Problem:
+    if problem.cotangent is None:
+        return problem
     cotangent = np.array(problem.cotangent)
     cotangent[..., :-1, :] = 0
     return problem.but(cotangent=cotangent)

@@ -30,6 +30,7 @@ from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.comparison import compare, part_of
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.measurements.reach.condition import Call, Condition
+from attention_conformance.tests.measurements.reach.stored import taking_stored
 
 Note = Callable[[Call], None]
 Run = Callable[[Problem, str], Result]
@@ -65,9 +66,9 @@ def subject(name: str) -> Subject:
 
 def _in_steps(name: str, whole: Callable[..., Any]) -> Implementation:
     claims = Claims(Scope.OP, WHOLE | {*TRANSFORMS})
-    return Implementation(
-        name, claims, torch_op(whole, extras=EXTRAS), modes=op_modes(whole, *TRANSFORMS, extras=EXTRAS)
-    )
+    taking = taking_stored(whole)
+    modes = op_modes(taking, *TRANSFORMS, extras=EXTRAS)
+    return Implementation(name, claims, torch_op(taking, extras=EXTRAS), modes=modes)
 
 
 def _plain(defect: Defect) -> Claims:

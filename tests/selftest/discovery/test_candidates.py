@@ -236,6 +236,42 @@ class TestAnswers:
         text = "def f(q, k, v, attn_mask=None):\n    if attn_mask is not None: raise ValueError\n"
         assert make(text + "    return attend(q, k, v)[0].mean(-1)").claims.features == ALWAYS | MASKS
 
+    OWN_BACKWARD = """
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, bias):
+        ctx.save_for_backward(q, k, v, bias)
+        return attend(q, k, v, bias)[0]
+    @staticmethod
+    def backward(ctx, gradient):
+        given = [each.detach().requires_grad_() for each in ctx.saved_tensors]
+        with torch.enable_grad():
+            output = attend(*given)[0]
+        {returned}
+
+def f(q, k, v, bias=None):
+    return attend(q, k, v)[0] if bias is None else Own.apply(q, k, v, bias)
+"""
+
+    @pytest.mark.parametrize(
+        ("returned", "claimed"),
+        [
+            ("return (*torch.autograd.grad(output, given[:3], gradient), None)", False),
+            ("return torch.autograd.grad(output, given, gradient)", True),
+        ],
+    )
+    def test_a_backward_pass_of_its_own_may_leave_out_the_mask(self, make: Make, returned: str, claimed: bool) -> None:
+        result = make(self.OWN_BACKWARD.format(returned=returned))
+        assert (Feature.MASK_GRADIENT in result.claims) is claimed
+        assert ("mask-gradient not claimed: its own backward pass gives none" in result.about) is not claimed
+        assert Feature.GRADIENTS in result.claims
+
+    def test_a_mask_that_is_detached_stays_claimed(self, make: Make) -> None:
+        result = make(
+            "def f(q, k, v, bias=None):\n    return attend(q, k, v, None if bias is None else bias.detach())[0]"
+        )
+        assert Feature.MASK_GRADIENT in result.claims
+
     def test_the_probes_spoil_nothing(self, make: Make) -> None:
         state = torch.get_rng_state()
         make("def f(q, k, v):\n    q.mul_(0)\n    return attend(q, k, v)[0]")

@@ -207,7 +207,7 @@ class TestCrossAttention:
         conventions = make(CROSS.replace("attn_mask = ~attn_mask", keeping)).claims.conventions
         found = {key: value for key, value in conventions.items() if key.startswith("empty-row-")}
         seen = {"empty-row-bool": "uniform", "empty-row-causal": "uniform", "empty-row-float": "zeros"}
-        assert found == {**seen, "empty-row-padding": "zeros", "empty-row-query": "zeros"}
+        assert found == {**seen, "empty-row-padding": "zeros"}
 
     def test_a_setting_leaves_what_is_seen_of_others(self, make: Make) -> None:
         text = CROSS.replace("attn_mask = ~attn_mask", "attn_mask = attn_mask")

@@ -38,6 +38,12 @@ def test_the_meaning_of_true_is_told(make: Make, name: str, hidden: str, meaning
     assert_conforms(made)
 
 
+def test_one_that_is_ignored_has_no_meaning(make: Make) -> None:
+    made = make("def f(query, key, value, mask=None): return attend(query, key, value)[0]")
+    assert Feature.BOOL_MASK in made.claims
+    assert "as seen" not in made.about
+
+
 @pytest.mark.parametrize("name", ["mask", "pad_mask"])
 def test_one_that_hides_other_keys_is_a_finding(make: Make, name: str) -> None:
     made = make(MASKED.format(name=name, hidden=f"{name}[:, None, :, None]"))

@@ -16,9 +16,9 @@ from attention_conformance.spec.cases import Case, MaskKind
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
+from attention_conformance.tests.harness.explain.at_once import wrong
 from attention_conformance.tests.harness.explain.edits import Edit, _all, hypothesis
 from attention_conformance.tests.harness.explain.hypotheses import hypotheses
-from attention_conformance.tests.harness.explain.naming import _wrong
 from attention_conformance.tests.harness.explain.observation import Observation, observed
 from attention_conformance.tests.harness.explain.pattern import WINDOW, options, without
 from attention_conformance.tests.harness.explain.scoring import scored
@@ -128,8 +128,8 @@ def test_a_second_mistake_is_wrong_by_itself() -> None:
     known = {defect.id for defect in catalogue()}
     assert {"root-for-a-claimed-one", "no-scale"} <= known
     by_name = {h.name: h for h in hypotheses(Scope.OP, CLAIMED)}
-    assert not _wrong(by_name["root-for-a-claimed-one"], seen_in(Case(seed=3)))
-    assert _wrong(by_name["no-scale"], each)
+    assert not wrong(by_name["root-for-a-claimed-one"], seen_in(Case(seed=3)))
+    assert wrong(by_name["no-scale"], each)
 
 
 def test_caps_are_the_slips_that_they_are_named_after() -> None:

@@ -1,0 +1,53 @@
+"""Probes: cases of every option with which a diagnosis begins, in addition to those that failed."""
+
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores
+from attention_conformance.spec.features import Packing, PositionIds, QkNorm, RotaryTables
+from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
+
+PROBES = (
+    Case(seed=201),
+    Case(seed=202, score_std=4.0).sized(batch=3, num_heads=2, query_length=6, key_length=6, d_k=4, d_v=4),
+    Case(seed=203, mask=MaskKind.BOOL),
+    Case(seed=204, mask=MaskKind.FLOAT),
+    Case(seed=205, mask=MaskKind.INFINITE, mask_shape=MaskShape.SHARED),
+    Case(seed=206, padding=Padding.LEFT),
+    Case(seed=207, causal=True).sized(query_length=7),
+    Case(seed=208, causal=True),
+    Case(seed=240, causal=True).sized(query_length=9),
+    Case(seed=241, causal=True).sized(query_length=1),
+    Case(seed=209, scale=0.3),
+    Case(seed=210, scores=Scores.RISING).sized(key_length=33),
+    Case(seed=211).sized(query_length=1),
+    Case(seed=212, mask=MaskKind.BOOL).sized(num_heads=1, batch=1),
+    Case(seed=213, mask=MaskKind.BOOL, causal=True).sized(query_length=7),
+    Case(seed=214, mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW),
+    Case(seed=215, padding=Padding.EMPTY_SAMPLE),
+    Case(seed=216).sized(num_heads=6, num_kv_heads=3),
+    Case(seed=239).sized(num_heads=4, num_kv_heads=2),
+    Case(seed=217).extended(window_left=1),
+    Case(seed=218).extended(window_right=1),
+    Case(seed=237).sized(query_length=7).extended(window_left=1),
+    Case(seed=238).sized(key_length=9).extended(window_left=3),
+    Case(seed=219, score_std=6.0).extended(softcap=1.5),
+    Case(seed=220).extended(rotary_base=50.0),
+    Case(seed=221).extended(rotary_base=50.0, query_start=2),
+    Case(seed=232).sized(d_k=8).extended(rotary_base=50.0, rotary_dim=4),
+    Case(seed=233).extended(rotary_base=50.0, position_ids=PositionIds.ASCENDING),
+    Case(seed=237).extended(rotary_tables=RotaryTables.POSITIONS, query_start=2),
+    Case(seed=222, causal=True).extended(query_start=2),
+    Case(seed=234, causal=True).sized(query_length=3).extended(query_starts=True),
+    Case(seed=223).extended(alibi=True),
+    Case(seed=224).extended(relative_bias=2),
+    Case(seed=241).extended(bucketed_bias=6, max_distance=5),
+    Case(seed=225).extended(sinks=True),
+    Case(seed=226, mask=MaskKind.BOOL).extended(zero_attn=True),
+    Case(seed=227, mask=MaskKind.BOOL).extended(bias_kv=True),
+    Case(seed=228).extended(head_gates=True),
+    Case(seed=240).extended(output_gates=OutputGates.CHANNEL),
+    Case(seed=236, score_std=4.0).extended(qk_norm=QkNorm.HEAD, norm_epsilon=0.25),
+    Case(seed=229).extended(packing=Packing.SEGMENTS),
+    Case(seed=230).extended(packing=Packing.LENGTHS),
+    Case(seed=235).extended(key_splits=KeySplits.PAIR),
+    Case(seed=231, causal=True).sized(query_length=7).extended(chunks=(4, 2, 1)),
+)
+"""Cases that distinguish hypotheses: one hypothesis is wrong here, the next one is right."""
