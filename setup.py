@@ -14,6 +14,6 @@ setup(
     package_dir={NAME: "."},
     package_data={
         NAME: ["py.typed", "pyproject.toml"],  # the settings of pytest, for runs of the installed command
-        **{room: ["*.json", "*.md", "assets/*", "chapters/*.md", "texts/*.md"] for room in ROOMS},
+        **{room: ["*.json", "*.js", "*.md", "assets/*", "chapters/*.md", "texts/*.md"] for room in ROOMS},
     },
 )

@@ -15,8 +15,8 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always_scores import with_scores
 from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
+from attention_conformance.implementations.discovery.functions.size_limits import without_unequal_lengths
 from attention_conformance.implementations.discovery.probe import HALF, Floats
-from attention_conformance.implementations.discovery.size_limits import without_unequal_lengths
 from attention_conformance.spec.cases import Case, Sharing
 from attention_conformance.spec.conventions import Alignment, CausalWithMask
 from attention_conformance.spec.features import Feature

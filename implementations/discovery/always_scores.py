@@ -10,7 +10,6 @@ import numpy as np
 
 from attention_conformance.implementations.discovery.always_norms import BareNorm, kinds, with_epsilon
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
-from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.probe import (
     HALF,
     HEADS,
@@ -24,6 +23,7 @@ from attention_conformance.implementations.discovery.probe import (
     Subject,
     tiny_problem,
 )
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import NormSpan, RotaryPairing
 from attention_conformance.spec.features import Feature, Scope

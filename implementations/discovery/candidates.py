@@ -8,9 +8,14 @@ from typing import Any
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.causal_names import promises_causal
-from attention_conformance.implementations.discovery.functions import function_candidate
-from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target, loaded_without
+from attention_conformance.implementations.discovery.functions.functions import function_candidate
 from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
+from attention_conformance.implementations.discovery.targets.loading import (
+    Target,
+    TargetError,
+    load_target,
+    loaded_without,
+)
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import Premises
 
@@ -99,7 +104,7 @@ def wrapped(
     if function is None:
         check_kind(target, f", {ADAPTER}")
     if function is None and isinstance(target, type):
-        from attention_conformance.implementations.discovery.modules import module_candidate  # imports torch
+        from attention_conformance.implementations.discovery.modules.modules import module_candidate  # imports torch
 
         return module_candidate(name, target, settings, device, always)
     called = function or target
@@ -111,8 +116,8 @@ def _with_parameters(target: object) -> object:
     """A torch module class for what holds or takes its weights as arrays; everything else as it is."""
     if not torch:
         return target
-    from attention_conformance.implementations.discovery.array_modules import array_module  # imports torch
-    from attention_conformance.implementations.discovery.held_arrays import plain_class, weighted_function
+    from attention_conformance.implementations.discovery.modules.array_modules import array_module  # imports torch
+    from attention_conformance.implementations.discovery.modules.held_arrays import plain_class, weighted_function
 
     if not isinstance(target, type):
         return weighted_function(target) or target
@@ -126,7 +131,7 @@ def _class_as_function(target: object) -> Callable[..., Any] | None:
     """What a class without parameters of its own computes, if the target is one."""
     if not torch or not isinstance(target, type):
         return None
-    from attention_conformance.implementations.discovery.op_modules import as_function  # imports torch
-    from attention_conformance.implementations.discovery.shipped_planned import as_planned
+    from attention_conformance.implementations.discovery.modules.op_modules import as_function  # imports torch
+    from attention_conformance.implementations.discovery.shipped.shipped_planned import as_planned
 
     return as_planned(target) or as_function(target)

@@ -15,8 +15,8 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
 from attention_conformance.implementations.discovery.extra_options import CAUSAL_ONLY, DROPOUT, EXTRA_OPTIONS
 from attention_conformance.implementations.discovery.extras import Extra, find_extras
-from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.probe import COARSE, HALF, NO_ANSWER, Floats, Recorder, near
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.cases import Case, MaskKind, Sizes
 from attention_conformance.spec.conventions import ReturnedWeights
 from attention_conformance.spec.features import NOTHING, Feature, Packing, PositionIds, Scope

@@ -14,8 +14,8 @@ from attention_conformance.implementations.api.contract import Claims, Unsupport
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, output_of
+from attention_conformance.implementations.discovery.modules.template import Variant, output_of_variant, projected
 from attention_conformance.implementations.discovery.probe import Floats
-from attention_conformance.implementations.discovery.template import Variant, output_of_variant, projected
 from attention_conformance.spec.conventions import ProductPrecision
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import Premises

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from attention_conformance.implementations.discovery.findings import OFFERED
+from attention_conformance.implementations.discovery.auditor.findings import OFFERED
 from attention_conformance.spec.case_options import CASE_OPTIONS, CaseOption
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.extra_inputs import table_of

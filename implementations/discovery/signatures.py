@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from types import FunctionType
 from typing import Any
 
-from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import (
     DISPENSABLE,
     FOR_BOTH,

@@ -14,7 +14,7 @@ from typing import IO, Any
 from uuid import uuid4
 
 from attention_conformance.implementations.api.safe_call import CandidateError, LostError
-from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import worker_command
 from attention_conformance.implementations.worker.forms import checked
 from attention_conformance.implementations.worker.leftovers import MARK, Leftover, descendants, end_leftovers

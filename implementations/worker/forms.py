@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, PathError, Result
 from attention_conformance.implementations.api.safe_call import RETURNED, CandidateError
-from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.worker.output import shortened
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.spec.cases import Layout, Sharing, from_data

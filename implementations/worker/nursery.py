@@ -157,7 +157,7 @@ def _with_imports() -> ModuleType:
     from attention_conformance.implementations.worker import serve
 
     if serve.torch:
-        from attention_conformance.implementations.discovery import modules  # noqa: F401
+        from attention_conformance.implementations.discovery.modules import modules  # noqa: F401
     gc.collect()
     gc.freeze()  # otherwise a collection in each worker would copy the pages of all that was imported
     return serve

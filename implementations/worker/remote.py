@@ -24,8 +24,8 @@ from attention_conformance.implementations.api.contract import (
 )
 from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.implementations.api.safe_call import CandidateError, answer
-from attention_conformance.implementations.discovery.loading import Target, TargetError
-from attention_conformance.implementations.discovery.recorded_call import RecordedCall
+from attention_conformance.implementations.discovery.auditor.recorded_call import RecordedCall
+from attention_conformance.implementations.discovery.targets.loading import Target, TargetError
 from attention_conformance.implementations.worker.door import Door
 from attention_conformance.implementations.worker.elsewhere import worker_command
 from attention_conformance.implementations.worker.forms import problem_message, result_of

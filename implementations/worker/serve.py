@@ -41,7 +41,7 @@ from attention_conformance.implementations.api.safe_call import (
     plain,
 )
 from attention_conformance.implementations.discovery.candidates import named
-from attention_conformance.implementations.discovery.loading import Target, TargetError, load_target
+from attention_conformance.implementations.discovery.targets.loading import Target, TargetError, load_target
 from attention_conformance.implementations.worker.forms import (
     claims_fields,
     expected_failure_fields,
@@ -216,7 +216,7 @@ class Worker:
 
     def recorded_call(self, request: Message) -> Message:
         """See `discovery.recorded_call`."""
-        from attention_conformance.implementations.discovery.recorded_call import recorded_call
+        from attention_conformance.implementations.discovery.auditor.recorded_call import recorded_call
 
         target, settings = self.given["target"], self.given["conventions"]
         premises = self.given.get("premises", ())
@@ -229,7 +229,7 @@ class Worker:
 
     def program_fails(self, request: Message) -> Message:
         """Whether a program of the judge, which calls the candidate, ends with a failure."""
-        from attention_conformance.implementations.discovery.recorded_call import program_fails
+        from attention_conformance.implementations.discovery.auditor.recorded_call import program_fails
 
         return Message({"fails": program_fails(request.fields["program"])})
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.implementations.discovery.candidates import distinct
-from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.worker.door import Door
 from attention_conformance.implementations.worker.elsewhere import module_command
 from attention_conformance.implementations.worker.limits import SLOWEST

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from attention_conformance.implementations.discovery.audit import LostError, audit_apart
-from attention_conformance.implementations.discovery.findings import table
-from attention_conformance.implementations.discovery.loading import Target, TargetError
+from attention_conformance.implementations.discovery.auditor.audit import LostError, audit_apart
+from attention_conformance.implementations.discovery.auditor.findings import table
+from attention_conformance.implementations.discovery.auditor.skeleton import SkeletonError
 from attention_conformance.implementations.discovery.probe import Oracle
-from attention_conformance.implementations.discovery.skeleton import SkeletonError
+from attention_conformance.implementations.discovery.targets.loading import Target, TargetError
 from attention_conformance.reference.encodings import alibi_slopes, sinusoids
 from attention_conformance.reference.expected import solve
 from attention_conformance.tests.harness.run.exit_status import ExitStatus

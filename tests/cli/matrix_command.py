@@ -157,7 +157,7 @@ def _row(package: Package, name: str, python: Path, given: Namespace) -> Row:
     if last == now:
         return _read(package, name, given.report, "as before")
     before = _kept(folder)
-    command = [*module_command("attention_conformance"), "check", f"{package.file}:{name}", "--python", str(python)]
+    command = [*module_command("attention_conformance"), "check", *package.target(name, python)]
     options = ["--tier", given.tier, "--report", str(folder), *(f"--clause={each}" for each in given.clause)]
     options += [f"--dtype={each}" for each in given.dtype]
     options += [f"--convention={key}={value}" for key, value in package.conventions.items()]

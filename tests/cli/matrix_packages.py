@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,8 +20,10 @@ from attention_conformance.tests.cli.matrix_basis import code_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "implementations" / "packages"
-METADATA = re.compile(r"(?ms)^# /// script$\s(?P<lines>(^#(| .*)$\s)+)^# ///$")
-"""Inline metadata, as PEP 723 defines it."""
+METADATA = re.compile(r"(?ms)^(?P<mark>#|//) /// script$\s(?P<lines>(^(?P=mark)(| .*)$\s)+)^(?P=mark) ///$")
+"""Inline metadata, as PEP 723 defines it; a program in JavaScript has them in its own comments."""
+WORKER = ".js"
+"""The suffix of a package of npm: its file is no adapter but a worker, which Node runs."""
 TABLE = "attention-conformance"
 READY = "ready.txt"
 """The file that states that an environment is complete: the versions of all that is installed there."""
@@ -60,7 +64,7 @@ class Package:
         found = METADATA.search(file.read_text(encoding="utf-8"))
         if found is None:
             raise PackageError(f"{file} has no inline metadata (PEP 723)")
-        lines = (line[2:] if line.startswith("# ") else line[1:] for line in found["lines"].splitlines())
+        lines = (line.removeprefix(found["mark"]).removeprefix(" ") for line in found["lines"].splitlines())
         try:
             given = tomllib.loads("\n".join(lines))
             own = given["tool"][TABLE]
@@ -76,9 +80,22 @@ class Package:
         return self.dependencies[0]
 
     @property
+    def is_worker(self) -> bool:
+        """Whether Node runs it."""
+        return self.file.suffix == WORKER
+
+    def target(self, name: str, installed: Path) -> list[str]:
+        """How `check` is given an implementation of it. `installed`: what `environment` returned."""
+        if self.is_worker:
+            return ["--command", shlex.join(["node", str(self.file), str(installed)])]
+        return [f"{self.file}:{name}", "--python", str(installed)]
+
+    @property
     def code(self) -> str:
         """The digest of its file, and of the suite's modules that it imports; comments change nothing."""
         text = self.file.read_text(encoding="utf-8")
+        if self.is_worker:
+            return sha256(text.encode()).hexdigest()[:16]
         files = [ROOT / f"{name.replace('.', '/')}.py" for name in sorted(_modules(text))]
         texts = [text, *(file.read_text(encoding="utf-8") for file in files if file.is_file())]
         return sha256("\0".join(map(code_of, texts)).encode()).hexdigest()[:16]
@@ -91,22 +108,41 @@ class Package:
 
 def packages(folder: Path = FOLDER) -> Iterator[Package]:
     """Those of a folder, by name."""
-    for file in sorted(folder.glob("*.py")):
-        if not file.name.startswith("_"):
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".py", WORKER) and not file.name.startswith("_"):
             yield Package.of(file)
 
 
 def environment(package: Package, cache: Path, constraints: Path | None = None) -> Path:
-    """The interpreter of a package's environment, which is made once.
+    """The interpreter of a package's environment, which is made once; for one of npm, the folder it is installed in.
 
     Raises:
         PackageError: it cannot be installed.
     """
     folder = cache / f"{package.name}-{package.digest}"
     python = folder / "bin" / "python"
-    if (folder / READY).is_file():
-        return python
-    shutil.rmtree(folder, ignore_errors=True)
+    module = folder / "node_modules" / package.requirement.partition("==")[0]
+    if not (folder / READY).is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        listed = _node(package, folder) if package.is_worker else _python(package, folder, python, constraints)
+        (folder / READY).write_text(listed, encoding="utf-8")
+    return module if package.is_worker else python
+
+
+def _node(package: Package, folder: Path) -> str:
+    """Installs what Node needs, and lists it."""
+    for program in ("node", "npm"):
+        if not shutil.which(program):
+            raise PackageError(f"{package.name} needs {program}, which is not installed")
+    wanted = [each.replace("==", "@") for each in package.dependencies]
+    _run(["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder), *wanted], package)
+    lock = json.loads((folder / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    each = {name.rpartition("node_modules/")[2]: entry["version"] for name, entry in lock.items() if name}
+    return "\n".join(f"{name}=={version}" for name, version in each.items())
+
+
+def _python(package: Package, folder: Path, python: Path, constraints: Path | None) -> str:
+    """Makes an environment of Python, and lists what is installed there."""
     install = ["install", *(["--constraint", str(constraints)] if constraints else []), *package.dependencies]
     uv = _uv()
     if uv:
@@ -117,8 +153,7 @@ def environment(package: Package, cache: Path, constraints: Path | None = None) 
         _run([sys.executable, "-m", "venv", str(folder)], package)
         _run([str(python), "-m", "pip", *install, "--quiet", "--disable-pip-version-check"], package)
         listed = _run([str(python), "-m", "pip", "freeze"], package)
-    (folder / READY).write_text(listed, encoding="utf-8")
-    return python
+    return listed
 
 
 def _modules(text: str) -> set[str]:
@@ -127,9 +162,9 @@ def _modules(text: str) -> set[str]:
     return {name.partition(".")[2] for name in imported if name.startswith("attention_conformance.")}
 
 
-def versions(python: Path) -> list[str]:
-    """All that is installed in a package's environment, such as "numpy==2.4.6"."""
-    return (python.parents[1] / READY).read_text(encoding="utf-8").split()
+def versions(installed: Path) -> list[str]:
+    """All that is in a package's environment, such as "numpy==2.4.6". `installed`: what `environment` returned."""
+    return (installed.parents[1] / READY).read_text(encoding="utf-8").split()
 
 
 def _uv() -> list[str]:

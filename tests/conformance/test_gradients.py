@@ -37,7 +37,8 @@ CLAUSES = table(
     row(
         "gradients.any-scale",
         *(Case(seed=n, scale=scale) for n, scale in ((73, 0.0), (74, -0.7), (75, -1.3))),
-        parts=("gradients",),
+        Case(seed=76, scale=0.0).sized(query_length=19, key_length=131, d_k=16, d_v=16),
+        parts=("output", "gradients"),
         context="a scale of {case.scale:g}",
     ),
     row(

@@ -10,12 +10,12 @@ import torch
 from attention_conformance.implementations.api.contract import FUNCTIONS, MODES, Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.builtin.catalogue import BUILTIN, NAMED
-from attention_conformance.implementations.discovery.audit import all_findings, audit
-from attention_conformance.implementations.discovery.claims import convention, convention_topic, features
+from attention_conformance.implementations.discovery.auditor.audit import all_findings, audit
+from attention_conformance.implementations.discovery.auditor.claims import convention, convention_topic, features
+from attention_conformance.implementations.discovery.auditor.findings import ABSENT, Facts, Finding
+from attention_conformance.implementations.discovery.auditor.probe_interface import PARAMETERS, find_subject
+from attention_conformance.implementations.discovery.auditor.probe_results import functions
 from attention_conformance.implementations.discovery.extra_options import UNSEEN
-from attention_conformance.implementations.discovery.findings import ABSENT, Facts, Finding
-from attention_conformance.implementations.discovery.probe_interface import PARAMETERS, find_subject
-from attention_conformance.implementations.discovery.probe_results import functions
 from attention_conformance.spec.cases import Case, MaskKind
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.cli.audit_command import ORACLE

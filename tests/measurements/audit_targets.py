@@ -13,8 +13,8 @@ from attention_conformance.implementations.builtin.inhouse.fused import FusedAtt
 from attention_conformance.implementations.builtin.inhouse.numpy_attention import attention
 from attention_conformance.implementations.builtin.inhouse.tiled import tiled_attention
 from attention_conformance.implementations.builtin.sources import a, b, c, d, e
-from attention_conformance.implementations.discovery.findings import ABSENT, MASKED_OUT, MAY_ATTEND, OFFERED
-from attention_conformance.implementations.discovery.probe_scores import RIGHT
+from attention_conformance.implementations.discovery.auditor.findings import ABSENT, MASKED_OUT, MAY_ATTEND, OFFERED
+from attention_conformance.implementations.discovery.auditor.probe_scores import RIGHT
 from attention_conformance.spec.problem import Array
 
 Known: TypeAlias = Mapping[str, str]

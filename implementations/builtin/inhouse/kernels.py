@@ -70,7 +70,9 @@ def _composed(
     # The queries of a group are rows of one product, so that keys and values are not repeated.
     q, k, v = (query.reshape(keyed, rows, width), *(x.reshape(keyed, keys, width) for x in (key, value)))
     factor = width**-0.5 if scale is None else scale
-    scores = torch.baddbmm(q.new_empty(()), q, k.mT, beta=0, alpha=factor).view(batch, heads, length, keys)
+    # In bfloat16 torch leaves the product unwritten where alpha is 0.
+    products = torch.baddbmm(q.new_empty(()), q, k.mT, beta=0, alpha=factor) if factor else torch.bmm(q, k.mT) * 0.0
+    scores = products.view(batch, heads, length, keys)
     # To add is several times faster than to fill, there and back, and most masks are smaller than the scores.
     if causal:
         scores.add_(_added(torch.ones(length, keys, dtype=torch.bool, device=q.device).tril(), scores.dtype))

@@ -156,7 +156,8 @@ def _scores(plan: Plan, query: Tensor, key: Tensor) -> Tensor:
     count, rows = key.shape[0] * key.shape[1], query.shape[1] // max(1, key.shape[1]) * query.shape[2]
     # Products of what lies apart would copy it column by column.
     q, k = query.reshape(count, rows, width).contiguous(), key.reshape(count, key.shape[2], width).contiguous()
-    scores = q.new_empty(count, rows, key.shape[2])
+    # In bfloat16 torch leaves the product unwritten where alpha is 0.
+    scores = (q.new_empty if plan.scale else q.new_zeros)(count, rows, key.shape[2])
     torch.baddbmm(scores, q, k.mT, beta=0, alpha=plan.scale, out=scores)
     scores = scores.view(*outer, key.shape[2])
     return scores if plan.softcap is None else plan.softcap * torch.tanh(scores.to(wide(q.dtype)) / plan.softcap)

@@ -10,7 +10,7 @@ from shlex import join
 
 from attention_conformance.implementations.api.amended import Amendments
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
-from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.worker.remote import end_process
 from attention_conformance.spec.case_limits import unusable
 from attention_conformance.spec.cases import Case, from_data

@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import CandidateError
-from attention_conformance.implementations.discovery.loading import Target
-from attention_conformance.implementations.discovery.recorded_call import RecordedCall, program_fails, recorded_call
+from attention_conformance.implementations.discovery.auditor.recorded_call import (
+    RecordedCall,
+    program_fails,
+    recorded_call,
+)
+from attention_conformance.implementations.discovery.targets.loading import Target
 from attention_conformance.implementations.worker.remote import Remote
 from attention_conformance.reference.visibility import in_force, visibility
 from attention_conformance.spec.cases import Layout

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from attention_conformance.implementations.api.amended import AS_CLAIMED, Amendments
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import wrapped
-from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.worker.limits import CALL
 from attention_conformance.implementations.worker.resources import size_of
 from attention_conformance.spec.clauses import load

@@ -12,7 +12,7 @@ from typing import Any
 
 from attention_conformance.implementations.api.contract import ExpectedFailure, Implementation
 from attention_conformance.implementations.defects import catalogue
-from attention_conformance.implementations.discovery.loading import Target
+from attention_conformance.implementations.discovery.targets.loading import Target
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.clause_tests import claimed

@@ -12,7 +12,7 @@ import pytest
 
 from attention_conformance.implementations.api.global_state import compute_on_one_thread, multiply_on_one_thread
 from attention_conformance.implementations.discovery.candidates import distinct
-from attention_conformance.implementations.discovery.loading import Target
+from attention_conformance.implementations.discovery.targets.loading import Target
 from attention_conformance.implementations.worker.remote import Remote, share_losses
 from attention_conformance.tests import conformance
 from attention_conformance.tests.harness.explain.failure_artifacts import clear

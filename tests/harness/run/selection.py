@@ -14,7 +14,7 @@ import pytest
 from attention_conformance.implementations.api.amended import Amendments
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import candidates, distinct
-from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import unusable
 from attention_conformance.implementations.worker.limits import CALL, LATEST
 from attention_conformance.spec.clauses import load

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attention_conformance.implementations.api.contract import Claims, Implementation, PathError, Result
-from attention_conformance.implementations.discovery.loading import Target, TargetError
+from attention_conformance.implementations.discovery.targets.loading import Target, TargetError
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 

@@ -30,7 +30,7 @@ from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.comparison import compare, part_of
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.measurements.reach.condition import Call, Condition
-from attention_conformance.tests.measurements.reach.stored import taking_stored
+from attention_conformance.tests.measurements.reach.plain_inputs import taking_stored
 
 Note = Callable[[Call], None]
 Run = Callable[[Problem, str], Result]

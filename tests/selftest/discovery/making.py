@@ -11,8 +11,8 @@ import pytest
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.candidates import candidate
-from attention_conformance.implementations.discovery.functions import ALWAYS
-from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.functions.functions import ALWAYS
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.features import Feature

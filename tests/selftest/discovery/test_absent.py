@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attention_conformance.implementations.discovery.candidates import candidate
-from attention_conformance.implementations.discovery.loading import TargetError, load_target
+from attention_conformance.implementations.discovery.targets.loading import TargetError, load_target
 from attention_conformance.tests.selftest.discovery.making import assert_conforms, write
 
 LOGGER = """

@@ -9,11 +9,11 @@ import torch
 
 from attention_conformance.implementations.adapters.arranged import Arranged
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.discovery.held_arrays import plain_class
-from attention_conformance.implementations.discovery.loading import TargetError, load_target
-from attention_conformance.implementations.discovery.promises import STATED
-from attention_conformance.implementations.discovery.readings import arrangements
-from attention_conformance.implementations.discovery.slots import Slot
+from attention_conformance.implementations.discovery.modules.held_arrays import plain_class
+from attention_conformance.implementations.discovery.modules.promises import STATED
+from attention_conformance.implementations.discovery.modules.readings import arrangements
+from attention_conformance.implementations.discovery.modules.slots import Slot
+from attention_conformance.implementations.discovery.targets.loading import TargetError, load_target
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope

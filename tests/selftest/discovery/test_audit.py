@@ -14,10 +14,10 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.builtin.catalogue import BUILTIN, NAMED
 from attention_conformance.implementations.builtin.compositions import eager
 from attention_conformance.implementations.defects import catalogue
-from attention_conformance.implementations.discovery.audit import all_findings, audit, findings_of, in_own_terms
-from attention_conformance.implementations.discovery.claims import features, settings
-from attention_conformance.implementations.discovery.findings import ABSENT, MAY_ATTEND, Facts, Finding, table
-from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.auditor.audit import all_findings, audit, findings_of, in_own_terms
+from attention_conformance.implementations.discovery.auditor.claims import features, settings
+from attention_conformance.implementations.discovery.auditor.findings import ABSENT, MAY_ATTEND, Facts, Finding, table
+from attention_conformance.implementations.discovery.auditor.probe_interface import find_subject
 from attention_conformance.implementations.discovery.probe import (
     HALF,
     Interface,
@@ -28,7 +28,7 @@ from attention_conformance.implementations.discovery.probe import (
     spans,
     tiny_problem,
 )
-from attention_conformance.implementations.discovery.probe_interface import find_subject
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import Alignment, Conventions, GroupOrder

@@ -11,10 +11,10 @@ import pytest
 from torch import Tensor
 
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.discovery.adapter_text import adapter_text
-from attention_conformance.implementations.discovery.audit import audit
-from attention_conformance.implementations.discovery.findings import Finding
-from attention_conformance.implementations.discovery.loading import load_target
+from attention_conformance.implementations.discovery.auditor.adapter_text import adapter_text
+from attention_conformance.implementations.discovery.auditor.audit import audit
+from attention_conformance.implementations.discovery.auditor.findings import Finding
+from attention_conformance.implementations.discovery.targets.loading import load_target
 from attention_conformance.spec.conventions import Alignment, Conventions, EmptyRow, Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.cli.audit_command import ORACLE

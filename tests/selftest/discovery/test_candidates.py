@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from attention_conformance.implementations.discovery.candidates import candidate, candidates
-from attention_conformance.implementations.discovery.functions import ALWAYS
-from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.functions.functions import ALWAYS
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.conventions import CausalWithMask, EmptyRow, Polarity
 from attention_conformance.spec.features import Feature, Scope

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from attention_conformance.implementations.discovery.loading import TargetError
-from attention_conformance.implementations.discovery.module_forms import Form, found_form
+from attention_conformance.implementations.discovery.modules.module_forms import Form, found_form
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.conventions import EmptyRow, Polarity, ProductPrecision
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attention_conformance.implementations.api.safe_call import error_line
-from attention_conformance.implementations.discovery.loading import LISTED, Target, TargetError, load_target
+from attention_conformance.implementations.discovery.targets.loading import LISTED, Target, TargetError, load_target
 from attention_conformance.tests.selftest.discovery.making import write
 
 FUNCTIONS = """

@@ -6,7 +6,7 @@ from torch import nn
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.candidates import candidate
-from attention_conformance.implementations.discovery.constructors import constructor
+from attention_conformance.implementations.discovery.modules.constructors import constructor
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape
 from attention_conformance.spec.conventions import RotaryPairing
 from attention_conformance.spec.features import Feature, Scope

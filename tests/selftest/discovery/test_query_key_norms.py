@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from attention_conformance.implementations.discovery.query_key_norms import FoundNorm, query_key_norms, role_of
+from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm, query_key_norms, role_of
 from attention_conformance.spec.conventions import NormDefault, NormGain, NormKind, NormOrder, NormSpan
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status

@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.discovery.functions import function_candidate
+from attention_conformance.implementations.discovery.functions.functions import function_candidate
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run

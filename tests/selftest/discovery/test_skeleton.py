@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.discovery.loading import load_target
-from attention_conformance.implementations.discovery.skeleton import Refusal, SkeletonError, skeleton
+from attention_conformance.implementations.discovery.auditor.skeleton import Refusal, SkeletonError, skeleton
+from attention_conformance.implementations.discovery.targets.loading import load_target
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.cli import audit_command
 from attention_conformance.tests.harness.run.exit_status import ExitStatus

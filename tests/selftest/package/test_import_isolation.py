@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from attention_conformance.implementations.api.contract import Claims
-from attention_conformance.implementations.discovery.loading import TargetError, load_target
+from attention_conformance.implementations.discovery.targets.loading import TargetError, load_target
 from attention_conformance.spec.cases import Case
 from attention_conformance.tests.selftest.discovery.making import forgotten, write
 

@@ -5,7 +5,7 @@ from functools import cache
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from attention_conformance.implementations.discovery.functions import function_candidate
+from attention_conformance.implementations.discovery.functions.functions import function_candidate
 
 
 @cache

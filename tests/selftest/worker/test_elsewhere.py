@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import unusable
 from attention_conformance.implementations.worker.remote import Remote, end_process, isolated_candidate
 from attention_conformance.spec.features import Feature

@@ -15,8 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.api.safe_call import CandidateError, answer
-from attention_conformance.implementations.discovery.loading import TargetError
 from attention_conformance.implementations.discovery.signatures import signature_of
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.worker import door
 from attention_conformance.implementations.worker.remote import Remote, end_process, isolated_candidate
 from attention_conformance.spec.cases import Case

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from attention_conformance.implementations.builtin.catalogue import BUILTIN
-from attention_conformance.implementations.discovery.loading import TargetError
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.worker.door import Door
 from attention_conformance.implementations.worker.hello import Hello
 from attention_conformance.implementations.worker.remote import commanded_candidate, implementation_of

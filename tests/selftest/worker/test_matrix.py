@@ -13,7 +13,14 @@ import pytest
 from attention_conformance.tests.cli import matrix_basis, matrix_command
 from attention_conformance.tests.cli.matrix_basis import DECIDING, SUITE, code_of, reasons, suite_digests
 from attention_conformance.tests.cli.matrix_command import STATE, TABLE, matrix
-from attention_conformance.tests.cli.matrix_packages import FOLDER, Package, PackageError, environment, packages
+from attention_conformance.tests.cli.matrix_packages import (
+    FOLDER,
+    Package,
+    PackageError,
+    environment,
+    packages,
+    versions,
+)
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.views.matrix_feed import FEED, feed
@@ -48,6 +55,18 @@ def attention(query, key, value):
 
 plain = Implementation("plain", Claims(Scope.OP, frozenset({Feature.CORE}), dtypes=("float32",)), numpy_op(attention))
 """
+
+NPM = """
+import json, sys
+from pathlib import Path
+given = sys.argv[1:]
+folder = Path(given[given.index("--prefix") + 1])
+name, _, version = given[-1].rpartition("@")
+folder.mkdir()
+installed = {"": {}, f"node_modules/{name}": {"version": version}, "node_modules/long": {"version": "5.3.2"}}
+(folder / "package-lock.json").write_text(json.dumps({"packages": installed}))
+"""
+"""An npm that installs nothing and notes what was asked for."""
 
 
 @pytest.fixture
@@ -234,8 +253,27 @@ def test_what_cannot_be_installed_states_why(tmp_path: Path) -> None:
         environment(package, tmp_path)
 
 
+def test_a_package_of_npm_is_a_worker_and_one_row_without_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (package,) = (each for each in packages() if each.is_worker)
+    assert package.dependencies == ("onnxruntime-web==1.30.0",)
+    assert package.target("attention", tmp_path) == ["--command", f"node {package.file} {tmp_path}"]
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    with pytest.raises(PackageError, match=r"^onnxruntime_in_node needs node, which is not installed$"):
+        environment(package, tmp_path)
+    for name, program in (("node", ""), ("npm", NPM)):
+        (programs / name).write_text(f"#!{sys.executable}\n{program}")
+        (programs / name).chmod(0o755)
+    module = environment(package, tmp_path)
+    assert module.name == "onnxruntime-web"
+    assert versions(module) == ["onnxruntime-web==1.30.0", "long==5.3.2"]
+    (programs / "npm").unlink()
+    assert environment(package, tmp_path) == module
+
+
 def test_every_package_imports_what_its_environment_has() -> None:
-    for package in packages():
+    for package in (each for each in packages() if not each.is_worker):
         used = {name.partition(".")[0] for name in imports(package.file.read_text())}
         stated = {re.split(r"[=<>\[]", each)[0].replace("-", "_") for each in package.dependencies}
         assert used <= stated | CALLED | set(sys.stdlib_module_names) | {NAME}, package.name
@@ -247,7 +285,9 @@ def test_every_package_pins_what_it_is_about_and_has_another_name() -> None:
         assert package.name != package.dependencies[0].partition("==")[0].partition("[")[0]
         text = package.file.read_text()
         listed = text.partition("__all__ = ")[2]
-        assert all(f"\n{name} = Implementation(" in text or f'"{name}"' in listed for name in package.implementations)
+        assert package.is_worker or all(
+            f"\n{name} = Implementation(" in text or f'"{name}"' in listed for name in package.implementations
+        )
     assert FOLDER.is_dir()
 
 

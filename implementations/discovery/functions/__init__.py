@@ -1,0 +1,1 @@
+"""Functions as candidates: arguments, layouts, masks and options, seen by their names and their effects."""

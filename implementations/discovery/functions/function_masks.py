@@ -1,0 +1,145 @@
+"""Masks of functions: in which shape, with which meaning and of which kind one is taken, seen by its effect."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+
+from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.discovery.claim_checks import (
+    BIASED,
+    CAUSAL,
+    MASKED,
+    NO_EFFECT,
+    PLAIN,
+    RAISES,
+    ClaimCheck,
+    near_outputs,
+    output_of,
+    refused_masks,
+)
+from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
+from attention_conformance.implementations.discovery.modules.module_masks import (
+    ADDED,
+    PADDED,
+    SHAPES,
+    fit_form,
+    has_effect,
+    shaped,
+    takes_keys_alone,
+)
+from attention_conformance.implementations.discovery.probe import near
+from attention_conformance.implementations.discovery.signatures import Options
+from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, OPTIONS, MaskForm
+from attention_conformance.spec.cases import Pattern
+from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.inputs import build
+
+FORMS = (MaskForm.GIVEN, MaskForm.SAMPLE, MaskForm.SHARED)
+NUMBERS_ADDED = frozenset({Feature.FLOAT_MASK, Feature.MASK_GRADIENT})
+OF_MASKS = NUMBERS_ADDED | {Feature.BOOL_MASK}
+
+
+def without_mask_objects(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check without masks where every kind of them raises because an object with arrays inside is expected."""
+    kinds = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
+    wanted = [check.run(case).wanted for feature, case in kinds.items() if feature in check.claims]
+    if not wanted or not all(wanted):
+        return check, []
+    return check.without(OF_MASKS), [f"masks not claimed: it takes an object with {wanted[0]!r}, and no array"]
+
+
+def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list[str]]:
+    """The check with the form and the polarity in which a mask of an unpublished name has its effect, and notes.
+
+    What raises in each form is not claimed; what is ignored is.
+    """
+    claimed, call = check.claims.conventions.bool_mask, check.function
+    assert isinstance(call, RenamedCall)
+    polarities = sorted(Polarity, key=lambda each: each is not claimed)
+    for polarity, form in product(polarities, FORMS):
+        formed = _formed(check, kind, replace(call, form=form), polarity)
+        if has_effect(formed, shaped(MASKED, form)):
+            return formed, []
+        added = formed.without({Feature.BOOL_MASK})
+        if polarity is claimed and has_effect(added, shaped(ADDED, form)) and not _masks(formed, form):
+            return added, []
+    own = call.options.spelled["bool_mask"]
+    for polarity, form in product(polarities, FORMS):
+        numeric = _formed(check, kind, replace(call, form=form, numeric=True), polarity).without(NUMBERS_ADDED)
+        if has_effect(numeric, shaped(MASKED, form)):
+            return numeric, [f"its {own!r} mask is given as numbers 0 and 1"]
+    of_keys = replace(call, options=call.options.with_masks_as("key_padding_mask"))
+    for polarity, as_numbers in product(polarities, (False, True)):
+        padded = _formed(check, kind, replace(of_keys, numeric=as_numbers), polarity).without(OF_MASKS)
+        padded = padded.claiming({Feature.KEY_PADDING})
+        if has_effect(padded, PADDED):
+            return padded, [f"its {own!r} mask is one of keys"]
+        if polarity is claimed and takes_keys_alone(check, padded):
+            return padded, [f"its {own!r} mask is one of keys, and changes nothing"]
+    errors = [check.run(case).error for case in (MASKED, BIASED)]
+    return (check.without(OF_MASKS), [f"masks not claimed: {errors[0]}"]) if all(errors) else (check, [])
+
+
+def _formed(check: ClaimCheck, kind: ArrayKind, call: RenamedCall, polarity: Polarity) -> ClaimCheck:
+    """The check of a call that takes its masks in a form."""
+    claims = replace(check.claims, conventions=replace(check.claims.conventions, bool_mask=polarity))
+    claims = replace(claims, fit=partial(fit_form, form=call.form)) if call.form in SHAPES else claims
+    return kind.check(call, claims, check.device, check.dtype)
+
+
+def _masks(check: ClaimCheck, form: MaskForm) -> bool:
+    """Whether a boolean mask changes more than added numbers would: it may be a mistake."""
+    case = shaped(MASKED, form)
+    masked, number = check.run(case), check.run(replace(case, pattern=Pattern.ALL))
+    return bool(masked.error or number.error) or not near_outputs(number, check.run(PLAIN), check.dtype)
+
+
+def without_ignored(check: ClaimCheck, options: Options) -> tuple[ClaimCheck, list[str]]:
+    """The check without the options that raise or have no effect where only a **kwargs takes them, with notes."""
+    cases = {"bool_mask": MASKED, "float_mask": BIASED, "is_causal": CAUSAL, "scale": replace(PLAIN, scale=0.3)}
+    swallowed = sorted(options.swallowed & set(cases))
+    why = {option: RAISES for option in swallowed if check.run(cases[option]).error}
+    why |= {option: NO_EFFECT for option in swallowed if check.ignores(cases[option])}
+    if _reads_booleans_only(check, options):
+        why.setdefault("float_mask", f"zeros in its {options.spelled['float_mask']!r} mask keys, so that it is boolean")
+    elif _numbers_mask(check, options):
+        why.setdefault("float_mask", f"numbers in its {options.spelled['float_mask']!r} mask keys, and are not added")
+    if "is_causal" not in options.spelled.values():  # with torch's name of its flag both kinds of mask are promised
+        why = refused_masks(check) | why
+    lost = {feature: reason for option, reason in why.items() for feature in OPTIONS[option].features}
+    notes = [f"{f} not claimed: {lost[f]}" for f in sorted(lost) if f in check.claims]
+    return check.without(set(lost)), notes
+
+
+def _reads_booleans_only(check: ClaimCheck, options: Options) -> bool:
+    """Whether a `mask` of zeros masks: by that name, many functions mean booleans only."""
+    plain = check.run(PLAIN)
+    if options.spelled.get("float_mask") not in MASK_NAMES or plain.error:
+        return False
+    zeros = check.run(replace(BIASED, pattern=Pattern.ALL))
+    return bool(zeros.error) or not near_outputs(zeros, plain, check.dtype)
+
+
+def _numbers_mask(check: ClaimCheck, options: Options) -> bool:
+    """Whether 1 for one key in a mask of zeros leaves weight to no other, where adding it would multiply one by e."""
+    fitted = fit(BIASED, check.claims)
+    if options.spelled.get("float_mask") not in MASK_NAMES or isinstance(fitted, Unsupported):
+        return False
+    problem = build(fitted, check.dtype).forward_only()
+    keys, width = problem.value.shape[-2:]
+    if problem.attn_mask is None or width < keys:
+        return False
+    one = np.zeros_like(problem.attn_mask)
+    one[..., keys // 2] = 1
+    units = np.broadcast_to(np.eye(keys, width), problem.value.shape).astype(problem.value.dtype)
+    outcome = check.answer(problem.but(value=units, attn_mask=one))
+    if outcome.error:
+        return False
+    output = output_of(outcome)
+    return near(output, np.broadcast_to(np.eye(keys, width)[keys // 2], output.shape), check.dtype)

@@ -1,0 +1,357 @@
+"""Functions as candidates: anything that is called with query, key and value, tensors or arrays."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attention_conformance.implementations.adapters.jax_programs import Compiled, can_be_traced
+from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported, any_case
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
+from attention_conformance.implementations.discovery.always import with_premises
+from attention_conformance.implementations.discovery.claim_checks import (
+    BIASED,
+    EVERYWHERE,
+    MASKED,
+    PLAIN,
+    PROBED,
+    ClaimCheck,
+    check_answer,
+    core_claims,
+    extras_seen,
+    no_gradients,
+    one_set_of_ids,
+    option_claims,
+    parts,
+    with_returned_weights,
+)
+from attention_conformance.implementations.discovery.extras import (
+    EXTRA_FEATURES,
+    Chosen,
+    Extra,
+    ignored_parts,
+    returns_scores,
+)
+from attention_conformance.implementations.discovery.functions.function_calls import (
+    JAX,
+    NUMPY,
+    ArrayKind,
+    RenamedCall,
+    tensors_kind,
+)
+from attention_conformance.implementations.discovery.functions.function_masks import (
+    with_mask_form,
+    without_ignored,
+    without_mask_objects,
+)
+from attention_conformance.implementations.discovery.functions.on_request import with_all_it_returns
+from attention_conformance.implementations.discovery.functions.one_input import OneInput, of_one_input
+from attention_conformance.implementations.discovery.functions.one_key_head import OneKeyHead, with_key_heads
+from attention_conformance.implementations.discovery.functions.size_limits import claims_to_try, with_size_limits
+from attention_conformance.implementations.discovery.functions.table_forms import with_narrow_tables, with_table_form
+from attention_conformance.implementations.discovery.mask_notes import mask_notes
+from attention_conformance.implementations.discovery.modules.module_masks import (
+    ADDED,
+    EMPTY,
+    empty_rows_as_seen,
+    empty_rows_of_each_kind,
+    empty_rows_of_window,
+    lengths_as_seen,
+)
+from attention_conformance.implementations.discovery.shipped.shipped import ShippedCall, as_shipped, with_cache
+from attention_conformance.implementations.discovery.shipped.shipped_others import interfaces
+from attention_conformance.implementations.discovery.signatures import (
+    ADAPTER,
+    Options,
+    check_order,
+    positional,
+    read_options,
+    signature_of,
+    takes_any,
+)
+from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION, MASK_NAMES
+from attention_conformance.spec.conventions import CausalWithMask, Conventions
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.optional import optional
+from attention_conformance.spec.premises import NO_PREMISES, Premises
+from attention_conformance.spec.problem import DTYPES
+
+if TYPE_CHECKING:
+    from attention_conformance.implementations.adapters.modes import Modes
+    from attention_conformance.implementations.discovery.functions.laid_out import LaidOut
+
+torch = optional("torch")
+
+
+ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
+"""The error of a function that does not work on NumPy arrays; its error for tensors is more useful."""
+
+ALWAYS = EVERYWHERE | {Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}
+"""What every function of query, key and value is assumed to offer, unless a call shows that it does not."""
+
+
+def function_candidate(
+    name: str,
+    function: Callable[..., object],
+    settings: Mapping[str, str],
+    device: str,
+    premises: Premises = NO_PREMISES,
+) -> Implementation:
+    """Wraps a function with the parameters of torch's scaled_dot_product_attention, or a subset of them.
+
+    The first three parameters are query, key and value. The others have names in `OPTIONS`, and take what
+    `extra_options` gives.
+
+    Raises:
+        TargetError: its parameters or its answer are none of a function of query, key and value.
+        ValueError: a setting that does not exist.
+    """
+    if not torch or as_shipped(function, interfaces()):
+        return _usual_candidate(name, function, settings, device, premises)
+    from attention_conformance.implementations.discovery.functions.answers import with_output_first
+    from attention_conformance.implementations.discovery.functions.laid_out import mixes_heads
+
+    function = with_output_first(function, device)
+    usual = partial(_usual_candidate, name, settings=settings, device=device, premises=premises)
+    try:
+        made = usual(function)
+    except TargetError:
+        laid = _laid_out_candidate(name, function, settings, device, premises)
+        laid = laid or _made(name, OneKeyHead(function), settings, device, premises)
+        together = (_laid_out_candidate(name, each, settings, device, premises) for each in of_one_input(function))
+        laid = laid or next((each for each in together if each is not None), None)
+        if laid is None:
+            raise
+        return laid
+    laid = _laid_out_candidate(name, function, settings, device, premises) if mixes_heads(made, device) else None
+    return laid or with_all_it_returns(made, function, usual)
+
+
+def _laid_out_candidate(
+    name: str, function: Callable[..., object], settings: Mapping[str, str], device: str, premises: Premises
+) -> Implementation | None:
+    """The same for a function in another layout; None where none is seen."""
+    from attention_conformance.implementations.discovery.functions.laid_out import laid_out
+
+    try:
+        adapted = laid_out(function, device)
+    except TargetError:
+        return None
+    made = _made(name, adapted, settings, device, premises)
+    if made is None or not isinstance(function, OneInput):
+        return made
+    return replace(made, about=f"{made.about}; {function.about}")
+
+
+def _made(
+    name: str, adapted: LaidOut | OneKeyHead, settings: Mapping[str, str], device: str, premises: Premises
+) -> Implementation | None:
+    try:
+        made = _usual_candidate(name, adapted, settings, device, premises)
+    except TargetError:
+        return None
+    return replace(made, about="; ".join(note for note in (made.about, adapted.about) if note))
+
+
+def _usual_candidate(
+    name: str, function: Callable[..., object], settings: Mapping[str, str], device: str, premises: Premises
+) -> Implementation:
+    shipped = as_shipped(function, interfaces())
+    function, interface = (shipped, shipped.interface) if shipped else (function, None)
+    documented = interface.settings if interface else {}
+    conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming({**documented, **settings})
+    options = _options(signature_of(function))
+    fits = one_set_of_ids if any(map(options.for_both, FOR_BOTH)) else any_case
+    one_key_head = isinstance(function, OneKeyHead)
+    fits = partial(with_key_heads, 1, fits) if one_key_head else fits
+    claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
+    if shipped:
+        claims = replace(claims, features=shipped.claimed(claims.features), fit=shipped.fitting[0])
+    if isinstance(whole := getattr(function, "function", function), OneInput):
+        claims = whole.claimed(claims)
+    check, kind, plain = _suited_in_size(RenamedCall(function, options), claims, device)
+    check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
+    check, limits = with_size_limits(check)
+    masks: list[str] = []
+    if not interface and options.spelled.get("bool_mask") in MASK_NAMES and "bool-mask" not in settings:
+        check, masks = with_mask_form(check, kind)
+    elif not interface:
+        check, masks = without_mask_objects(check)
+    check, ignored = without_ignored(check, options)
+    check, lengths = lengths_as_seen(check)
+    ignored = [*masks, *lengths, *ignored]
+    if interface and not any("row" in key for key in (*settings, *documented)):
+        check, seen = empty_rows_of_each_kind(check)
+        ignored = [*ignored, *seen]
+    elif options.spelled.get("bool_mask") in MASK_NAMES and not any("row" in key for key in settings):
+        kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, ADDED), (Feature.KEY_PADDING, EMPTY))
+        masked = next((case for feature, case in kinds if feature in check.claims), ADDED)
+        check, ignored = empty_rows_as_seen(check, masked, ignored)
+    check, always = with_premises(check, premises)
+    if not any("row" in key for key in settings):
+        check, seen = empty_rows_of_window(check)
+        always = [*always, *seen]
+    check, tables = with_table_form(check, options.spelled, settings)
+    known = frozenset({Feature.GROUPED}) if one_key_head else frozenset()
+    check, refuted = option_claims(check, options.named.features | known)
+    check, refuted = with_narrow_tables(check), [*tables, *refuted]
+    scores = returns_scores(getattr(function, "function", function))
+    found = extras_seen(check, plain, _extents(claims), scores)
+    extras = tuple(e for e in found if e.name != "averaged_weights")
+    if "returned-weights" not in settings:
+        check = with_returned_weights(check, extras)
+    claims, notes = core_claims(check, kind.exact_dtype)
+    if stated := _stated_dtype(signature_of(function)):
+        claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
+        notes = (*notes, f"judged in {stated}, as its parameter 'dtype' states")
+    on_masks = [] if interface else mask_notes(options, replace(check, claims=claims))
+    notes = (
+        *limits,
+        *always,
+        *ignored_parts(parts(plain), extras),
+        *notes,
+        *options.notes,
+        *ignored,
+        *refuted,
+        *on_masks,
+    )
+    notes = (*(shipped.notes if shipped else ()), *notes)
+    made = _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
+    return with_cache(made, shipped) if shipped else made
+
+
+def _stated_dtype(signature: inspect.Signature) -> str:
+    """The type of numbers that its parameter `dtype` has by default, and in which it computes; empty for none."""
+    parameter = signature.parameters.get("dtype")
+    if parameter is None or parameter.default in (None, parameter.empty):
+        return ""
+    name = str(parameter.default).removeprefix("torch.")
+    return name if name in DTYPES else safe_call(lambda: np.dtype(parameter.default).name).value or ""
+
+
+def _extents(claims: Claims) -> dict[str, int]:
+    """Of the axes in the plain case, as near as the claims allow it."""
+    fitted = fit(PLAIN, claims)
+    sizes = PLAIN.sizes if isinstance(fitted, Unsupported) else fitted.sizes
+    return {"B": sizes.batch, "H": sizes.num_heads, "Q": sizes.query_length, "K": sizes.key_length}
+
+
+def _implementation(
+    name: str, check: ClaimCheck, kind: ArrayKind, claims: Claims, extras: tuple[Extra, ...], about: str
+) -> Implementation:
+    assert isinstance(check.function, RenamedCall)
+    positions, names = tuple(e.position for e in extras), tuple(e.name for e in extras)
+    how: dict[str, Any] = {"extras": names, "polarity": claims.conventions.bool_mask}
+    make = partial(kind.maker, **how)
+    chosen = Chosen(check.function, positions)
+    alternatives = {"with its defaults spelled out": make(Chosen(check.function.with_defaults(), positions))}
+    alternatives |= {alternative: make(chosen, **keywords) for alternative, keywords in kind.alternatives.items()}
+    if isinstance(shipped := check.function.function, ShippedCall) and shipped.flag and extras:
+        alone = replace(check.function, function=shipped.without_log_sum_exp())
+        alternatives["without its log-sum-exp"] = make(Chosen(alone), extras=())
+    if isinstance(shipped, ShippedCall):
+        others = {way: replace(check.function, function=other) for way, other in shipped.other_ways().items()}
+        alternatives |= {way: make(Chosen(other, positions)) for way, other in others.items()}
+    claims = replace(claims, features=claims.features.union(EXTRA_FEATURES[extra] for extra in names))
+    made = Implementation(name, claims, make(chosen), about, alternatives=alternatives)
+    return _with_modes(made, check, partial(kind.modes, chosen, **how)) if kind.modes else made
+
+
+def _with_modes(made: Implementation, check: ClaimCheck, modes: Callable[..., Modes]) -> Implementation:
+    from attention_conformance.implementations.discovery.kept_modes import function_modes  # imports torch
+
+    runs = function_modes(modes, replace(check, claims=made.claims))
+    return replace(made, claims=replace(made.claims, features=made.claims.features | set(runs)), modes=runs)
+
+
+def _options(signature: inspect.Signature) -> Options:
+    inputs = positional(signature)[:3]
+    if inputs and inputs[0].name in ("self", "cls"):
+        raise TargetError(f"it is a method of a class: give a function or a bound method, {ADAPTER}")
+    check_order(inputs)
+    if len(inputs) < 3 and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
+        names = ", ".join(p.name for p in inputs)
+        raise TargetError(f"it takes ({names}) by position: let it take query, key, value, {ADAPTER}")
+    return read_options(signature, inputs, KWARGS_OF_FUNCTION)
+
+
+def _suited_in_size(
+    function: RenamedCall, claims: Claims, device: str
+) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:
+    """See `_suited`; at the first sizes at which it answers."""
+    try:
+        return _suited(function, claims, device)
+    except TargetError:
+        for sized in claims_to_try(claims):
+            with suppress(TargetError):
+                return _suited(function, sized, device)
+        raise
+
+
+def _suited(function: RenamedCall, claims: Claims, device: str) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:
+    """The arrays that it takes, in the first dtype in which it answers; an error is that in the first of all."""
+    refused: TargetError | None = None
+    for dtype in PROBED:
+        try:
+            return _suited_in(dtype, function, claims, device)
+        except TargetError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
+
+
+def _suited_in(
+    dtype: str, function: RenamedCall, claims: Claims, device: str
+) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:
+    """Tensors or NumPy arrays: those with which more of its calls answer in kind; else perhaps arrays of JAX.
+
+    NumPy functions take tensors for arrays up to a point, and then raise or change the type; they never have
+    gradients.
+    """
+    forward = replace(claims, features=claims.features - {Feature.GRADIENTS, Feature.MASK_GRADIENT})
+    arrays = NUMPY.check(function, forward, device, dtype)
+    masks = [(Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, BIASED)]
+    cases = [PLAIN, *(case for feature, case in masks if feature in claims)]
+    of_arrays = [arrays.run(case) for case in cases]
+    if not torch:
+        return arrays, NUMPY, _plain_answer({NUMPY.arrays: of_arrays[0]})
+    kind = tensors_kind()
+    tensors = kind.check(function, claims, device, dtype)
+    of_tensors = [tensors.run(case) for case in cases]
+    tensor_answers, array_answers = _in_kind(of_tensors, kind), _in_kind(of_arrays, NUMPY)
+    if array_answers >= max(1, tensor_answers + (not no_gradients(tensors))):
+        return arrays, NUMPY, of_arrays[0]
+    if not tensor_answers and "jax" in sys.modules:
+        # What observes a call stands outside of the program, and sees the answer and no trace.
+        traced = replace(function, function=Compiled(function.function)) if can_be_traced(function) else function
+        jax = JAX.check(traced, claims, device, dtype)
+        if _in_kind([plain := jax.run(PLAIN)], JAX):
+            return jax, JAX, plain
+    return tensors, kind, _plain_answer({kind.arrays: of_tensors[0], NUMPY.arrays: of_arrays[0]})
+
+
+def _plain_answer(outcomes: Mapping[str, CallOutcome[Any]]) -> CallOutcome[Any]:
+    """The first that is no error, by the names of their arrays."""
+    answers = [each for each in outcomes.values() if not each.error]
+    if answers:
+        return answers[0]
+    arrays = {each.error: name for name, each in outcomes.items()}
+    line, *others = arrays
+    if others and ARRAYS_LACK not in others[0]:
+        line = "; ".join(f"{error} ({name})" for error, name in arrays.items())
+    raise TargetError(f"it cannot be called with query, key and value of shape (B, H, L, d): {line}")
+
+
+def _in_kind(outcomes: list[CallOutcome[Any]], kind: ArrayKind) -> int:
+    """How many answers are of the kind; none count if the first, the plain one, is not."""
+    fits = [bool(parts(outcome)) and kind.is_kind(parts(outcome)[0]) for outcome in outcomes]
+    return sum(fits) if fits[0] else 0

@@ -1,0 +1,192 @@
+"""Functions in other layouts: called with (B, H, L, d) through the layout and the arguments that their answers show."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED
+from attention_conformance.implementations.discovery.functions.calls import KINDS, UNSURE, FunctionCall, find_call
+from attention_conformance.implementations.discovery.probe import near, parts_of
+from attention_conformance.implementations.discovery.signatures import is_variadic, signature_of
+from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.implementations.discovery.vocabulary import INPUTS, OPTIONS
+from attention_conformance.spec.inputs import build
+
+OP = "BHLD"
+MASKS = {name for option in ("bool_mask", "float_mask") for name in OPTIONS[option].parameters}
+LENGTHS = set(OPTIONS["valid_lens"].parameters)
+GATES = {"gate_logits"}
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A function, given query, key and value as (B, H, L, d), and its answer in the same layout.
+
+    Attributes:
+        function: what is called.
+        call: in which layout and order, and what else it is given.
+    """
+
+    function: Callable[..., Any]
+    call: FunctionCall
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        own = signature_of(self.function).parameters.values()
+        taken = {*self.call.inputs, *self.call.widths, self.call.heads}
+        rest = [p for p in own if p.name not in taken and not is_variadic(p)]
+        options = [p.replace(kind=p.KEYWORD_ONLY, default=self.call.always.get(p.name, p.default)) for p in rest]
+        kwargs = [p for p in own if p.kind is p.VAR_KEYWORD]
+        inputs = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in INPUTS]
+        return inspect.Signature([*inputs, *options, *kwargs])
+
+    @property
+    def about(self) -> str:
+        """What differs from the suite's own call, for a note."""
+        letters = ", ".join({"N": "B * H", "E": "H * d", "D": "d"}.get(axis, axis) for axis in self.call.axes)
+        layout = f"called in its own layout ({letters})" if self.call.axes != OP else ""
+        order = "" if self.call.order == INPUTS else f"its inputs come as {', '.join(self.call.order)}"
+        given = {**self.call.always, **dict.fromkeys(self.call.widths, "d_k")}
+        values = ", ".join(f"{name}={value}" for name, value in given.items())
+        return "; ".join(note for note in (layout, order, f"called with {values}" if values else "") if note)
+
+    def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
+        """The function's answer."""
+        if self.call.axes == "LD":
+            return self._head_by_head((query, key, value), options)
+        given = [self._into(x) for x in (query, key, value)]
+        masks = {name: self._mask(options[name], query, key) for name in MASKS & set(options)}
+        masks |= {name: self._lengths(options[name], query) for name in LENGTHS & set(options)}
+        masks |= {name: self._gates(options[name], value.shape[3]) for name in GATES & set(options)}
+        answer = self._answer(given, {**options, **masks}, query)
+        several = isinstance(answer, tuple | list)
+        output, *others = parts_of(answer)
+        back = self._back(output, query, value)
+        return (back, *(self._part(part, query) for part in others)) if several else back
+
+    def _answer(self, given: list[Any], options: dict[str, Any], query: Any) -> Any:
+        named = dict(zip(INPUTS, given, strict=True))
+        arguments = [named[name] for name in self.call.order]
+        filled = {name: value for name, value in self.call.always.items() if options.get(name) is None}
+        options = {**options, **filled, **dict.fromkeys(self.call.widths, query.shape[-1])}
+        if self.call.heads:
+            options[self.call.heads] = query.shape[1]
+        if self.call.keyword:
+            return self.function(**dict(zip(self.call.inputs, arguments, strict=True)), **options)
+        return self.function(*arguments, **options)
+
+    def _into(self, x: Any) -> Any:
+        """(B, H, L, d) in its layout."""
+        axes = _separate(self.call.axes)
+        permuted = self._permuted(x, OP, axes)
+        sizes = dict(zip(OP, x.shape, strict=True)) | {"N": x.shape[0] * x.shape[1], "E": x.shape[1] * x.shape[3]}
+        return permuted if axes == self.call.axes else permuted.reshape([sizes[axis] for axis in self.call.axes])
+
+    def _back(self, output: Any, query: Any, value: Any) -> Any:
+        """Its output as (B, H, Lq, d_v)."""
+        sizes = dict(zip(OP, (*query.shape[:3], value.shape[3]), strict=True))
+        axes = _separate(self.call.output)
+        output = output if axes == self.call.output else output.reshape([sizes[axis] for axis in axes])
+        return self._permuted(output, axes, OP)
+
+    def _permuted(self, x: Any, axes: str, order: str) -> Any:
+        if axes == order:
+            return x
+        moved = [axes.index(axis) for axis in order]
+        return x.permute(moved) if self.call.framework == "torch" else x.transpose(moved)
+
+    def _mask(self, mask: Any, query: Any, key: Any) -> Any:
+        """A mask for B and H in one, where it has these in one."""
+        if "N" not in self.call.axes or not hasattr(mask, "shape"):
+            return mask
+        return self._whole(mask, query, key).reshape((-1, query.shape[2], key.shape[2]))
+
+    def _lengths(self, lengths: Any, query: Any) -> Any:
+        """Lengths for B and H in one, where it has these in one."""
+        if "N" not in self.call.axes or not hasattr(lengths, "shape"):
+            return lengths
+        heads = query.shape[1]
+        return lengths.repeat_interleave(heads, 0) if self.call.framework == "torch" else lengths.repeat(heads, 0)
+
+    def _gates(self, gates: Any, width: int) -> Any:
+        """Logits for the output, as it lies; of the whole width where it has heads and width in one."""
+        if not hasattr(gates, "shape"):
+            return gates
+        shape = (*gates.shape[:3], width if "E" in self.call.output else gates.shape[3])
+        whole = gates.expand(shape) if self.call.framework == "torch" else np.broadcast_to(gates, shape)
+        sizes = dict(zip(OP, shape, strict=True)) | {"N": shape[0] * shape[1], "E": shape[1] * shape[3]}
+        permuted = self._permuted(whole, OP, _separate(self.call.output))
+        return permuted.reshape([sizes[axis] for axis in self.call.output])
+
+    def _whole(self, mask: Any, query: Any, key: Any) -> Any:
+        shape = (*query.shape[:3], key.shape[2])
+        return mask.expand(shape) if self.call.framework == "torch" else np.broadcast_to(mask, shape)
+
+    def _part(self, part: Any, query: Any) -> Any:
+        """Another part of the answer, with B and H apart."""
+        shape = tuple(getattr(part, "shape", ()))
+        together = "N" in self.call.axes and shape[:1] == (query.shape[0] * query.shape[1],)
+        return part.reshape((*query.shape[:2], *shape[1:])) if together else part
+
+    def _head_by_head(self, given: tuple[Any, Any, Any], options: dict[str, Any]) -> Any:
+        query, key, value = given
+        if not query.shape[:2] == key.shape[:2] == value.shape[:2]:
+            raise ValueError("query, key and value have different numbers of samples or heads")
+        masks = {n: self._whole(options[n], query, key) for n in MASKS & set(options) if hasattr(options[n], "shape")}
+        gates = {name: options[name] for name in GATES & set(options) if hasattr(options[name], "shape")}
+        outputs = []
+        for at in np.ndindex(*query.shape[:2]):
+            own = {**options, **{name: each[at] for name, each in (masks | gates).items()}}
+            answer = self._answer([x[at] for x in given], own, query)
+            outputs.append(answer[0] if isinstance(answer, tuple | list) else answer)
+        shape = (*query.shape[:3], value.shape[3])
+        if self.call.framework == "torch":
+            import torch
+
+            return torch.stack(outputs).reshape(shape) if outputs else query.new_zeros(shape)
+        stacked: Any = np.stack(outputs) if outputs else np.zeros(shape, query.dtype)
+        return stacked.reshape(shape)
+
+
+def mixes_heads(made: Implementation, device: str) -> bool:
+    """Whether other values in the first head change another head: of attention in (B, H, L, d) they cannot."""
+    fitted = fit(PLAIN, made.claims)
+    if isinstance(fitted, Unsupported):
+        return False
+    dtype = next((each for each in PROBED if each in made.claims.dtypes), PROBED[0])
+    problem = build(fitted, dtype).forward_only()
+    value = problem.value.copy()
+    value[:, :1] *= -1
+    before, after = (
+        safe_call(partial(made.run, each.fresh(), device)).value for each in (problem, problem.but(value=value))
+    )
+    if before is None or after is None or before.output.shape != problem.query.shape:
+        return False
+    return not near(np.asarray(after.output[:, 1:], float), np.asarray(before.output[:, 1:], float), dtype)
+
+
+def _separate(axes: str) -> str:
+    return axes.replace("N", "BH").replace("E", "HD")
+
+
+def laid_out(function: Callable[..., Any], device: str) -> LaidOut:
+    """The function as the suite can call it.
+
+    Raises:
+        TargetError: no way to call it was found, or none that its answers settle.
+    """
+    kinds = [kind for kind in KINDS if kind != "jax" or "jax" in sys.modules]
+    call = find_call(function, device, kinds)
+    if UNSURE in call.evidence:
+        raise TargetError(f"how it is called is open: {call.evidence[UNSURE]}")
+    return LaidOut(function, call)

@@ -1,0 +1,1 @@
+"""Module classes as candidates: built, called, filled with weights and read."""

@@ -1,0 +1,147 @@
+"""Attempts: ways to build a module class whose constructor does not state clearly what it counts."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from dis import get_instructions
+from itertools import islice, product
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from attention_conformance.implementations.discovery.modules.constructor_names import (
+    GROUPS,
+    LONGEST,
+    ROTARY,
+    ROTATIONS,
+    SQUARE,
+    SQUARES,
+    WINDOWS,
+    Size,
+    size_of,
+)
+from attention_conformance.implementations.discovery.modules.constructors import Constructor, constructor
+from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor, own_names, required
+from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.implementations.discovery.vocabulary import Option
+
+MOST = 24
+"""Attempts at one class."""
+GUESSES = (Size.NOTHING, Size.WIDTH, Size.HEADS, Size.FLAG)
+"""What is tried for a parameter whose name states nothing."""
+OF_A_HEAD = {"d", "k", "v", "q", "head", "key", "keys", "value", "values", "query", "queries"}
+WIDTHS = {"dim", "size", "width", "features", "channels", "units", "embed", "embd", "emb", "d", "hidden", "model", "c"}
+"""Words in the names of widths: of one head perhaps, and of any."""
+OF_WINDOWS = {"window", "resolution"}
+"""Words in the names of the sides of windows and images."""
+OF_MODES = {"self", "cross", "encoder"}
+"""Words in the names of flags for what a module attends to."""
+MOST_WORDS = {"max", "maximum"}
+"""Words in the names of numbers of tokens, where they state nothing else."""
+
+
+def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
+    """The ways in which the class may be built, the likelier first.
+
+    Raises:
+        TargetError: in the end, where its constructor states too little, and none of the attempts was taken.
+    """
+    refused: TargetError | None = None
+    first: Constructor | None = None
+    try:
+        first = constructor(kind)
+        yield first
+    except TargetError as error:
+        refused = error
+    if first is not None and first.settings:
+        yield (first := replace(first, lenient=True))
+    if first is not None:
+        yield from (replace(first, options={**first.options, flag: True}) for flag in _modes(kind))
+    if first is None or not (first.settings or first.named):
+        yield from (each for each in islice(_tried(kind), MOST) if first is None or each.sizes != first.sizes)
+    if refused is not None:
+        raise refused
+
+
+def _modes(kind: type[nn.Module]) -> list[str]:
+    """Its flags for attention to another sequence, and then to the same one: some classes want one of the two."""
+    off = [p.name for p in of_constructor(kind).parameters.values() if p.default is False]
+    found = [name for name in off if "attention" in words_of(name) and words_of(name) & OF_MODES]
+    return sorted(found, key=lambda name: "self" in words_of(name))
+
+
+def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
+    parameters = [p for p in of_constructor(kind).parameters.values() if not is_variadic(p)]
+    in_file = _globals(kind)
+    groups = own_names({"num_kv_heads": Option(GROUPS)}, {p.name for p in parameters})
+    choices = {p.name: possible for p in parameters if (possible := _choices(p))}
+    for chosen in product(*choices.values()):
+        sizes = dict(zip(choices, chosen, strict=True))
+        counted = {*sizes.values(), *in_file.values()}
+        if Size.WIDTH in counted | ({Size.WIDTH} if Size.HEAD_WIDTH in counted and not in_file else set()):
+            others = {n: s for n, s in in_file.items() if s not in sizes.values()}
+            guessed = tuple(n for n, possible in choices.items() if possible is GUESSES and sizes[n] in GUESSES[1:3])
+            made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed)
+            yield replace(made, tokens=SQUARE) if counted & {*SQUARES} else made
+
+
+def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
+    """What it may count; nothing where it may be left out."""
+    size, words = size_of(parameter.name), words_of(parameter.name)
+    short = size is Size.LENGTH and type(parameter.default) is int and 0 < parameter.default < LONGEST
+    if size in (Size.LENGTH, Size.FLAG) and not required(parameter) and not short:
+        return ()
+    if "head" in words and "size" in words:
+        return Size.HEAD_WIDTH, Size.HEADS, Size.WIDTH
+    if size is None and words & {"c", "hidden"} and required(parameter):
+        return Size.WIDTH, Size.HEAD_WIDTH
+    of_a_head = words & (OF_A_HEAD - {"d"} if size is Size.WIDTH else OF_A_HEAD)
+    if size is Size.HEAD_WIDTH or (of_a_head and words & WIDTHS and size is not Size.HEADS):
+        return Size.HEAD_WIDTH, Size.WIDTH
+    if size is not None or parameter.name in GROUPS:
+        return (size or Size.HEADS,)
+    if not required(parameter):
+        return ()
+    if words & OF_WINDOWS:
+        return WINDOWS
+    if words & ROTARY:
+        return (Size.TURNS, *ROTATIONS[:2]) if words & {"freqs", "cis"} else ROTATIONS
+    if "head" in words or "heads" in words:
+        return Size.HEADS, Size.HEAD_WIDTH
+    if words & WIDTHS:
+        return (Size.WIDTH,)
+    if parameter.annotation in (bool, "bool") or "causal" in words:
+        return (Size.FLAG,)
+    if words & MOST_WORDS:
+        return (Size.LENGTH,)
+    return GUESSES
+
+
+def _globals(kind: type[nn.Module]) -> dict[str, Size]:
+    """The variables of its file that its code, or that of another class there, names as sizes.
+
+    Those that the file sets only as it is run as a program are not set yet.
+    """
+    space: Mapping[str, Any] = getattr(kind.__init__, "__globals__", {})
+    own = [each for each in vars(kind).values() if inspect.isfunction(each)]
+    names = {name for function in own for name in _names(function.__code__)}
+    inner = [space[name] for name in names if isinstance(space.get(name), type) and issubclass(space[name], nn.Module)]
+    for each in inner:
+        if each.__module__ == kind.__module__:
+            names |= {name for f in vars(each).values() if inspect.isfunction(f) for name in _names(f.__code__)}
+    numbers = [name for name in sorted(names) if type(space.get(name, 0)) in (int, float)]
+    found = {name: size for name in numbers if (size := size_of(name)) and not hasattr(builtins, name)}
+    return found if Size.WIDTH in found.values() else {}
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The variables of its file that code reads, inner functions included."""
+    yield from (each.argval for each in get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

@@ -1,0 +1,277 @@
+"""The names that constructors give to sizes, and objects of settings that are filled by such names."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from math import isqrt
+from typing import Any, get_type_hints
+
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS
+
+LONGEST = 2048
+"""Tokens that a module is built for, where it is built for a number of them."""
+FEW_HEADS = 32
+"""More heads are built for fewer tokens: each may have a square table of its own, and 256 of them take gigabytes."""
+
+
+MOST_SAMPLES = 64
+"""Samples that a module is built for, where it is built for a number of them."""
+
+
+class Size(StrEnum):
+    """What a parameter of a constructor counts."""
+
+    WIDTH = "width of the inputs"
+    HEADS = "heads"
+    HEAD_WIDTH = "width of a head"
+    LENGTH = "tokens"
+    SAMPLES = "samples"
+    RATE = "rate of dropout"
+    BIAS = "whether there are biases"
+    FLAG = "whether something more is done"
+    BASE = "base of the rotary embedding"
+    NOTHING = "what is left out"
+    ROTATION = "an object that rotates nothing"
+    COSINES_SINES = "an object that gives cosines 1 and sines 0"
+    TURNS = "a table of complex ones"
+    WINDOW = "a window of one row with all tokens"
+    WINDOW_SIDE = "side of a square window of all tokens"
+    WINDOW_SIDES = "both sides of a square window of all tokens"
+
+
+NAMES: Mapping[Size, tuple[str, ...]] = {
+    Size.WIDTH: (
+        *("embed_dim", "embedding_dim", "emb_dim", "embed_size", "emb_size", "emb", "n_embd", "d_embed", "d_model"),
+        *("model_dim", "model_dimension", "d_hidden", "dim", "hidden_dim", "hidden_size", "n_state", "n_feat", "d_in"),
+        *("d_out", "in_features", "in_dim", "input_dim", "output_dim", "out_dim", "width", "num_hiddens", "n_embed"),
+        *("embeded_size", "embedding_size", "input_size", "output_size", "dim_in", "dim_out", "d_input", "d_output"),
+        *("query_size", "key_size", "value_size", "channels", "in_channels", "units", "num_units", "dims", "embed"),
+        *("hidden", "out_features", "inner_dim", "attn_dim", "attention_dim", "qkv_dim", "model_size", "feature_dim"),
+        *("query_dim", "key_dim", "value_dim", "features", "n_emb", "n_dim", "num_features", "hid_dim", "d_emb"),
+        *("in_size", "out_size", "nx"),
+    ),
+    Size.HEADS: (
+        *HEAD_COUNTS,
+        *(
+            "num_attention_heads",
+            "number_of_heads",
+            "head_num",
+            "heads_count",
+            "nb_heads",
+            "heads_num",
+            "nhead",
+            "n_attention_heads",
+            "num_attn_heads",
+            "attention_heads",
+            "attn_heads",
+            "head_count",
+            "head_number",
+            "n_local_heads",
+            "no_heads",
+        ),
+    ),
+    Size.HEAD_WIDTH: (
+        "head_dim",
+        "dim_head",
+        "d_head",
+        "head_width",
+        "dim_per_head",
+        "d_k",
+        "d_v",
+        "d_q",
+        "d_keys",
+        "d_kv",
+    ),
+    Size.LENGTH: (
+        *("context_length", "context_size", "block_size", "ctx_len", "n_ctx", "seq_len", "seq_length", "window"),
+        *("max_len", "max_length", "max_seq_len", "max_seq_length", "max_position_embeddings", "max_sequence_length"),
+        *("maximum_sequence_length", "n_timesteps", "num_timesteps", "timesteps"),
+    ),
+    Size.SAMPLES: ("max_batch_size", "batch_size", "max_batch", "max_bs"),
+    Size.BIAS: ("bias", "qkv_bias", "use_bias", "attention_bias"),
+    Size.BASE: ("theta", "rope_theta", "rotary_theta", "rope_base", "rotary_base", "freq_base", "theta_base"),
+}
+BY_NAME = {name: size for size, names in NAMES.items() for name in names}
+ROTATIONS = (Size.ROTATION, Size.COSINES_SINES, Size.TURNS)
+"""What a constructor may be given in place of rotations that are made elsewhere."""
+SQUARES = (Size.WINDOW_SIDE, Size.WINDOW_SIDES)
+"""What states a square window."""
+WINDOWS = (Size.WINDOW, *SQUARES)
+"""What states the number of tokens that a module takes."""
+SQUARE = 16
+"""Tokens of a square window."""
+ROTARY = {"rope", "rotary", "rot", "freqs", "freq", "cis"}
+"""Words in the names of such parameters."""
+FLAGS = ("log_", "use_", "return_", "store_", "save_", "output_att", "vis", "verbose")
+"""How the names of flags begin; a flag is given only where it has to be."""
+NESTED = ("transformer", "model", "attention", "attn", "text_config")
+"""Settings that are objects of settings themselves."""
+
+
+def size_of(name: str) -> Size | None:
+    """What the parameter or setting of this name counts, if that is known."""
+    lower = name.lower()
+    if "drop" in lower:
+        return Size.RATE
+    return Size.FLAG if lower.startswith(FLAGS) else BY_NAME.get(lower)
+
+
+def longest(heads: int) -> int:
+    """Tokens that a module of so many heads is built for."""
+    return LONGEST if heads <= FEW_HEADS else LONGEST // 8
+
+
+def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
+    """What it is where all heads together are as wide as the inputs, and a window has so many tokens."""
+    if size in ROTATIONS:
+        from attention_conformance.implementations.discovery.modules.unrotated import rotating_nothing  # imports torch
+
+        return rotating_nothing(size is Size.TURNS, size is Size.COSINES_SINES, LONGEST, width // max(1, heads))
+    return {
+        Size.WIDTH: width,
+        Size.HEADS: heads,
+        Size.HEAD_WIDTH: width // max(1, heads),
+        Size.LENGTH: longest(heads),
+        Size.SAMPLES: MOST_SAMPLES,
+        Size.RATE: 0.0,
+        Size.BIAS: True,
+        Size.FLAG: False,
+        Size.BASE: 10000.0,
+        Size.NOTHING: None,
+        Size.WINDOW: (1, tokens),
+        Size.WINDOW_SIDE: isqrt(tokens),
+        Size.WINDOW_SIDES: (isqrt(tokens),) * 2,
+    }[size]
+
+
+USUAL: Mapping[str, object] = {
+    **dict.fromkeys(("eps", "norm_eps", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), 1e-6),
+    "device": "cpu",
+    "dtype": None,
+    "_attn_implementation": "eager",
+    **dict.fromkeys(("initializer_range", "init_range", "init_std", "initializer_std"), 0.02),
+}
+"""Settings that are no sizes."""
+GROUPS = (
+    *("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv_head", "n_query_groups", "query_groups"),
+    *("num_query_groups", "num_kv_groups", "n_kv_groups", "kv_groups", "n_kv", "n_local_kv_heads"),
+    *("num_groups", "n_groups", "num_query_head_groups", "kv_head_num", "n_heads_kv", "num_heads_kv"),
+)
+
+
+MODEL_PARTS = {"lm", "vit", "llm", "gpt", "bert", "text", "vision", "audio", "image", "encoder", "decoder"}
+"""Parts of models whose settings are of one object, each with its part first."""
+
+
+class Settings:
+    """An object of settings: it has every one whose name is known, as an attribute and by key.
+
+    Of the others it has those of an object of defaults, and where `lenient` all, too: what the code of a class compares
+    it with, or False.
+    """
+
+    def __init__(
+        self, width: int, heads: int, lenient: bool = False, defaults: object = None, kind: object = None
+    ) -> None:
+        self._sizes = (width, heads)
+        self._lenient = lenient
+        self._defaults = defaults
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and name not in USUAL:
+            raise AttributeError(name)  # copy and pickle look for methods before there is an attribute
+        if name in NESTED:
+            return self
+        if name in USUAL:
+            return USUAL[name]
+        if name in GROUPS or of_part(name) in GROUPS:
+            return self._sizes[1]
+        if (size := setting_size(name)) is None:
+            if hasattr(self._defaults, name):
+                return getattr(self._defaults, name)
+            if self._lenient:
+                return _compared(self._kind, name)
+            raise AttributeError(f"the setting {name!r} is not known")
+        return value_of(size, *self._sizes)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError as error:
+            raise KeyError(str(error)) from None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of a dictionary."""
+        return getattr(self, name, default)
+
+
+def setting_size(name: str) -> Size | None:
+    """As `size_of`; an object of settings may have the letters of equations, and name a part of a model first."""
+    letter = {"D": Size.WIDTH, "d": Size.WIDTH, "E": Size.WIDTH, "C": Size.WIDTH}.get(name)
+    return size_of(name) or letter or size_of(of_part(name))
+
+
+def of_part(name: str) -> str:
+    """The name of a setting without that of the part of a model that it is for; the same where it states none."""
+    part, _, rest = name.partition("_")
+    return rest if part.lower() in MODEL_PARTS else name
+
+
+def _compared(kind: Any, name: str) -> object:
+    """A setting of an unknown name: the first text that the code of a class compares it with, or else False."""
+    text = safe_call(lambda: inspect.getsource(kind)).value or ""
+    found = re.search(rf"\.{name}\s*(?:==|in)\s*[\[({{]?\s*([\"'])([\w-]+)\1", text)
+    return found.group(2) if found else False
+
+
+def settings_parameter(signature: inspect.Signature) -> str:
+    """The one parameter that is an object of settings; nothing where there is none."""
+    needed = [
+        p.name
+        for p in signature.parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and size_of(p.name) is not Size.FLAG
+    ]
+    words = {"config", "cfg", "conf", "args", "configuration", "params", "hparams", "settings", "opt", "options"}
+    named = [name for name in needed if words & set(name.lower().split("_"))]
+    return named[0] if len(named) == 1 else ""
+
+
+def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = False) -> object:
+    """The object for a class: of the dataclass that its constructor names, or one that has whatever is known."""
+    own = getattr(kind, "original", kind)  # of a mirror
+    hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(own.__init__)).value or {}
+    hint = hints.get(name)
+    if not (isinstance(hint, type) and is_dataclass(hint)):
+        return Settings(width, heads, lenient, _defaults(kind, hint), kind)
+    named = {each.name: size for each in fields(hint) if (size := setting_size(each.name)) and each.init}
+    given = {name: value_of(size, width, heads) for name, size in named.items() if size is not Size.BIAS}
+    given |= {each.name: heads for each in fields(hint) if each.name in GROUPS and each.init}
+    usual = {each.name for each in fields(hint) if each.default is MISSING or each.name == "device"}
+    given |= {name: USUAL[name] for name in sorted(usual) if name in USUAL}
+    lacking = [f.name for f in fields(hint) if f.default is MISSING and f.default_factory is MISSING]
+    rest = {n: value_of(named[n], width, heads) if n in named else False for n in lacking if n not in given}
+    return hint(**given, **rest)
+
+
+def _defaults(kind: Any, hint: object) -> object:
+    """The settings by default: of the class that the constructor names, or of that of its module with its first name.
+
+    Such as those of `GPT2Config` for `GPT2Attention`; None where there is no such class, or it needs arguments.
+    """
+    module = sys.modules.get(str(getattr(kind, "__module__", "")))
+    own = vars(module) if module else {}
+    names = sorted((n for n in own if n.endswith("Config") and _begins(kind, n)), key=len)
+    found = [each for each in (hint, *(own[name] for name in reversed(names))) if isinstance(each, type)]
+    return next((made.value for each in found if not (made := safe_call(each)).error), None)
+
+
+def _begins(kind: Any, name: str) -> bool:
+    stem = name.removesuffix("Config")
+    return bool(stem) and str(getattr(kind, "__name__", "")).startswith(stem)

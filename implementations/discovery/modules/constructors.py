@@ -1,0 +1,329 @@
+"""Constructors: how a module class is built, read from its parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from attention_conformance.implementations.adapters.arranged import Arranged
+from attention_conformance.implementations.adapters.torch_module import Place, Places
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.modules.bare import Globals, bare, holding, one_group
+from attention_conformance.implementations.discovery.modules.constructor_names import (
+    GROUPS,
+    LONGEST,
+    ROTATIONS,
+    WINDOWS,
+    Size,
+    longest,
+    settings_of,
+    settings_parameter,
+    size_of,
+    value_of,
+)
+from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.parameters import (
+    find_places,
+    named_parameters,
+    names_of,
+    patterns,
+)
+from attention_conformance.implementations.discovery.modules.promises import refuses_widths
+from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
+from attention_conformance.implementations.discovery.signatures import (
+    ADAPTER,
+    is_variadic,
+    of_constructor,
+    own_names,
+    positional,
+    required,
+    switched_off,
+    takes_any,
+)
+from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, Option
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import Problem
+
+WIDTH, HEADS = 12, 3
+"""Sizes of the instances that are built to look at their parameters."""
+CONSTRUCTOR_OPTIONS: Mapping[str, Option] = {
+    "num_kv_heads": Option(
+        GROUPS,
+        (Feature.GROUPED,),
+    ),
+    "dropout": Option(
+        ("attn_dropout", "attention_dropout", "attn_drop", "dropout", "dropout_p", "dropout_rate"),
+        (Feature.DROPOUT, Feature.EVALUATION),
+    ),
+    "add_bias_kv": Option(("add_bias_kv",), (Feature.BIAS_KV,)),
+    "add_zero_attn": Option(("add_zero_attn",), (Feature.ZERO_ATTN,)),
+}
+"""What a constructor may take in addition to sizes and widths."""
+ONE_HEAD = ("head", "k", "v", "q")
+"""Words in the name of a width that may be that of one head, or of all heads together."""
+
+
+@dataclass(frozen=True)
+class Constructor:
+    """A class, and how it is built: without dropout, with biases, batch first, as far as its parameters allow.
+
+    Attributes:
+        named: whether embed_dim and num_heads are given by name.
+        options: its other arguments.
+        widths: whether it takes kdim and vdim.
+        rates: its parameters that are rates of dropout.
+        spelled: its own name for each of `CONSTRUCTOR_OPTIONS` that it takes.
+        sizes: what each of its parameters counts, where these have other names or another order.
+        settings: its parameter that is an object of settings, which has the sizes.
+        left_out: what is taken out of the module, see `bare`.
+        held: its parameters that are kept at a value at which they have no effect, see `readings`.
+        globals: variables of its file that it reads sizes from, and what they count.
+        lenient: whether its object of settings has whatever it reads.
+        places: what its parameters hold, by path, with a star for the number of a head; empty: what their names state.
+        call: how it is called once, so that it makes its parameters.
+        norms: its norms of queries and keys, where they are judged with it.
+        guessed: its parameters of unknown names that are given a size.
+        tokens: those that it is called with to look at it, and that its window has.
+        kv_heads: of keys and values, where it always has so many; 0: as many as those of queries, or as it is told.
+    """
+
+    kind: Callable[..., nn.Module]
+    named: bool = False
+    options: Mapping[str, object] = field(default_factory=dict)
+    widths: bool = False
+    rates: tuple[str, ...] = ()
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    settings: str = ""
+    left_out: tuple[str, ...] = ()
+    held: Mapping[str, str] = field(default_factory=dict)
+    globals: Mapping[str, Size] = field(default_factory=dict)
+    lenient: bool = False
+    places: Mapping[str, Place] = field(default_factory=dict)
+    call: ModuleCall | None = None
+    norms: FoundNorm | None = None
+    guessed: tuple[str, ...] = ()
+    tokens: int = 5
+    kv_heads: int = 0
+
+    def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
+        """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
+        values = {name: value_of(size, embed_dim, num_heads) for name, size in self.globals.items()}
+        sizes = Globals.of(self.kind, values)
+        with sizes, one_group():
+            module = sizes.around(self._whole(embed_dim, num_heads, **options))
+            if self.call is not None and any(map(is_lazy, module.parameters())):
+                with torch.no_grad():
+                    self.call.plain(module, [torch.zeros(1, 2, embed_dim)] * 3, num_heads)
+            return holding(bare(module, self.left_out), self.held)
+
+    def _whole(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
+        given = {self.spelled.get(name, name): value for name, value in options.items()}
+        if "num_kv_heads" in self.spelled:
+            given.setdefault(self.spelled["num_kv_heads"], num_heads)
+        lengths = {name: longest(num_heads) for name, value in self.options.items() if value == LONGEST}
+        given = {**self.options, **lengths, **given}
+        sizes = {name: value_of(size, embed_dim, num_heads, self.tokens) for name, size in self.sizes.items()}
+        if self.settings:
+            settings = settings_of(self.kind, self.settings, embed_dim, num_heads, self.lenient)
+            return self.kind(**{self.settings: settings}, **{**sizes, **given})
+        if self.sizes or self.globals:
+            return self.kind(**{**sizes, **given})
+        if self.named:
+            return self.kind(embed_dim=embed_dim, num_heads=num_heads, **given)
+        return self.kind(embed_dim, num_heads, **given)
+
+    def find_places(self, module: nn.Module, problem: Problem) -> Places:
+        """What each parameter of a module holds that is to hold those of a problem."""
+        gains = {} if self.norms is None else self.norms.gains
+        if not self.places:
+            return {**find_places(module), **gains}
+        heads, kv_heads = problem.num_heads, problem.num_kv_heads
+        found: dict[str, Place] = {**gains}
+        for path, _ in module.named_parameters():
+            for pattern, head in patterns(path):
+                if (place := self.places.get(pattern)) is not None:
+                    if isinstance(place, Arranged):
+                        place = replace(place, heads=heads, kv_heads=kv_heads, head=head)
+                    found[path] = place
+                    break
+        return found
+
+    def with_norms(self, norms: FoundNorm) -> Constructor:
+        """The same, with its norms of queries and keys in place, whose biases are 0."""
+        left_out = tuple(path for path in self.left_out if path not in norms.paths)
+        biases = {f"{path}.bias": "zeros" for path in norms.paths if norms.has_bias}
+        return replace(self, left_out=left_out, held={**self.held, **biases}, norms=norms)
+
+    def held_names(self, module: nn.Module) -> dict[str, str]:
+        """The paths of the module's parameters, by their names in `Problem.parameters`; one of those of each head."""
+        if not self.places:
+            return named_parameters(module)
+        return {name: path for path, place in self.places.items() for name in names_of(place)}
+
+    def construct(self, num_heads: int, width: int) -> nn.Module:
+        """A module of these sizes, in the order of `Implementation.construct`."""
+        return self(width, num_heads)
+
+    @property
+    def unrotated(self) -> tuple[str, ...]:
+        """Its parameters that are given what rotates nothing."""
+        return tuple(name for name, size in self.sizes.items() if size in ROTATIONS)
+
+    @property
+    def window(self) -> Size | None:
+        """What of its window it is given, if it has one."""
+        return next((size for size in self.sizes.values() if size in WINDOWS), None)
+
+    @property
+    def one_head(self) -> bool:
+        """Whether it takes no number of heads, and has one."""
+        counted = {*self.sizes.values(), *self.globals.values()}
+        return bool(counted) and not self.settings and Size.HEADS not in counted
+
+    @property
+    def heads(self) -> int:
+        """Of an instance that is built to look at it."""
+        return 1 if self.one_head else HEADS
+
+    @property
+    def constructs(self) -> Callable[[int, int], object] | None:
+        """`construct`; None where no total width is given, or it is not promised that any of them is refused."""
+        totals = not (Size.HEAD_WIDTH in self.sizes.values() or self.settings or self.globals or self.one_head)
+        return self.construct if totals and isinstance(self.kind, type) and refuses_widths(self.kind) else None
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What its parameters claim."""
+        told = (feature for option in self.spelled for feature in CONSTRUCTOR_OPTIONS[option].features)
+        return frozenset([*told, Feature.GROUPED] if self.kv_heads else told)
+
+
+def constructor(kind: type[nn.Module]) -> Constructor:
+    """How the class is built.
+
+    Raises:
+        TargetError: its constructor takes something else than embed_dim and num_heads.
+    """
+    signature = of_constructor(kind)
+    parameters = dict(signature.parameters)
+    if takes_any(signature, inspect.Parameter.VAR_KEYWORD) and issubclass(kind, nn.MultiheadAttention):
+        parameters = {**inspect.signature(nn.MultiheadAttention).parameters, **parameters}
+    if name := settings_parameter(signature):
+        needed = [p.name for p in parameters.values() if required(p) and p.name != name]
+        counted = {each: size for each in needed if (size := size_of(each)) and size is not Size.FLAG}
+        flags = {each: False for each in needed if each not in counted} | _scaling(parameters)
+        return Constructor(kind, settings=name, options=flags, sizes=counted)
+    named = {"embed_dim", "num_heads"} <= set(parameters)
+    known_sizes = {} if named else _known_sizes(signature)
+    if known_sizes:
+        own = own_names(CONSTRUCTOR_OPTIONS, set(parameters))
+        return Constructor(kind, options=_scaling(parameters), sizes=known_sizes, rates=_rates(parameters), spelled=own)
+    sizes = [] if named else positional(signature)[:2]
+    if not named:
+        _check_sizes(kind, signature, sizes)
+    options: dict[str, object] = {name: True for name in ("bias", "batch_first") if name in parameters}
+    options |= switched_off(p for p in signature.parameters.values() if "drop" in p.name)
+    options |= _scaling(parameters)
+    options |= dict.fromkeys(_short_lengths(signature), LONGEST)
+    others = set(parameters) - {p.name for p in sizes}
+    spelled = own_names(CONSTRUCTOR_OPTIONS, others)
+    known = {"embed_dim", "num_heads", "kdim", "vdim", *options, *spelled.values(), *(p.name for p in sizes)}
+    for parameter in signature.parameters.values():
+        if required(parameter) and parameter.name not in known:
+            raise TargetError(f"its constructor needs {parameter.name!r} too: give it a default, {ADAPTER}")
+    return Constructor(kind, named, options, {"kdim", "vdim"} <= set(parameters), _rates(parameters), spelled)
+
+
+def _scaling(parameters: Mapping[str, inspect.Parameter]) -> dict[str, object]:
+    """Its flag that scores are divided by the root of their width, where that is off by default."""
+    return {name: True for name in ("scale", "scaled") if name in parameters and parameters[name].default is False}
+
+
+def _rates(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
+    return tuple(p.name for p in parameters.values() if "drop" in p.name and isinstance(p.default, float))
+
+
+def _known_sizes(signature: inspect.Signature) -> dict[str, Size]:
+    """What each parameter counts, if all that have to be given are known, and width and heads are among them.
+
+    In the order of the suite, embed_dim and num_heads, unknown names do no harm: that is the usual case.
+    """
+    parameters = [p for p in signature.parameters.values() if not is_variadic(p)]
+    sizes = {p.name: size for p in parameters if (size := size_of(p.name))}
+    options = {name for option in CONSTRUCTOR_OPTIONS.values() for name in option.parameters}
+    unknown = [p.name for p in parameters if required(p) and p.name not in {*sizes, *options}]
+    usual = [sizes.get(p.name) for p in parameters[:2]] == [Size.WIDTH, Size.HEADS]
+    simple = usual and not any(required(p) or sizes.get(p.name) is Size.HEAD_WIDTH for p in parameters[2:])
+    if unknown or simple or not {Size.WIDTH, Size.HEADS} <= set(sizes.values()):
+        return {}
+    kept = {p.name for p in parameters if required(p)} | set(_short_lengths(signature))
+    kept |= {name for name, size in sizes.items() if size not in (Size.LENGTH, Size.FLAG)}
+    return {name: size for name, size in sizes.items() if name in kept and (size is Size.RATE or name not in options)}
+
+
+def _short_lengths(signature: inspect.Signature) -> list[str]:
+    """The parameters that are numbers of tokens, and by default fewer than the suite gives."""
+    numbers = [p for p in signature.parameters.values() if type(p.default) is int and 0 < p.default < LONGEST]
+    return [p.name for p in numbers if size_of(p.name) is Size.LENGTH and p.name != "window"]
+
+
+def _check_sizes(kind: type[nn.Module], signature: inspect.Signature, sizes: list[inspect.Parameter]) -> None:
+    written = f"{kind.__name__}{signature}"
+    if len(sizes) < 2 and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
+        raise TargetError(f"its constructor is {written}: it has to take embed_dim, num_heads, {ADAPTER}")
+    if len(sizes) == 2 and _counts_heads(sizes[0].name) and not _counts_heads(sizes[1].name):
+        raise TargetError(f"its constructor is {written}: take embed_dim first, then num_heads, {ADAPTER}")
+
+
+def _counts_heads(name: str) -> bool:
+    widths = {"size", "dim", "width"} & {*name.lower().split("_")}
+    return name in HEAD_COUNTS or ("head" in name.lower() and not widths)
+
+
+def built(make: Constructor, **widths: int) -> nn.Module:
+    """An instance of small sizes.
+
+    Raises:
+        TargetError: it cannot be built.
+    """
+    outcome = safe_call(lambda: make(WIDTH, make.heads, **widths))
+    if outcome.value is None:
+        sizes = ", ".join(f"{n}={x}" for n, x in {"embed_dim": WIDTH, "num_heads": make.heads, **widths}.items())
+        raise TargetError(f"it cannot be built with {sizes}: {outcome.error}")
+    return outcome.value
+
+
+def resized(kind: type[nn.Module]) -> Iterator[tuple[str, type[nn.Module]]]:
+    """Subclasses that are built with embed_dim and num_heads, and their text, for a class with another constructor.
+
+    The likelier one comes first.
+    """
+    parameters = list(of_constructor(kind).parameters.values())
+    heads = [p.name for p in parameters if _counts_heads(p.name)][:1]
+    widths = [p.name for p in parameters if required(p) and p.name not in heads]
+    per_head = [name for name in widths if {*ONE_HEAD} & {*name.lower().split("_")}]
+    for width in dict.fromkeys(("embed_dim", "embed_dim // num_heads" if per_head else "embed_dim")):
+        arguments = {name: width if name in per_head else "embed_dim" for name in widths}
+        text = _subclass({**arguments, **dict.fromkeys(heads, "num_heads")})
+        space: dict[str, Any] = {"target": kind}
+        exec(text, space)
+        yield text, space["Resized"]
+
+
+def _subclass(arguments: Mapping[str, str]) -> str:
+    given = "".join(f"            {name}={value},\n" for name, value in arguments.items())
+    return f'''\
+class Resized(target):  # type: ignore[misc]  # its base is loaded when this runs
+    """The class, built with one width and a number of heads."""
+
+    def __init__(self, embed_dim: int, num_heads: int) -> None:
+        super().__init__(
+{given}        )'''

@@ -1,0 +1,388 @@
+"""Forwards: how a module is called, read from the parameters of its forward, and tried where these state too little."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice, product
+from typing import Any
+
+import torch
+from torch import nn
+
+from attention_conformance.implementations.adapters.mha_interface import inputs_of, mask_options, polarised
+from attention_conformance.implementations.adapters.op_options import extra_options
+from attention_conformance.implementations.adapters.tensors import Tensors
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.modules.bare import tapped
+from attention_conformance.implementations.discovery.modules.neutrals import (
+    MASKS,
+    NO_INPUT_WORDS,
+    OF_KEYS,
+    POSITION_WORDS,
+    ROTATIONS,
+    TABLE_WORDS,
+    Neutral,
+    combined,
+    words_of,
+)
+from attention_conformance.implementations.discovery.probe import parts_of
+from attention_conformance.implementations.discovery.signatures import (
+    ADAPTER,
+    Options,
+    check_order,
+    is_variadic,
+    positional,
+    read_options,
+    required,
+    role,
+    takes_any,
+)
+from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.implementations.discovery.vocabulary import (
+    INPUTS,
+    KNOWN_NAMES,
+    KWARGS_OF_FORWARD,
+    WEIGHTS_RETURNED,
+    MaskForm,
+)
+from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.problem import Problem
+
+NO_OPTIONS = Options({})
+OF_LISTS = {"inputs", "qkv", "tensors", "xs"}
+"""Words in the name of an only input that may be a list of query, key and value."""
+LISTED = (INPUTS, ("query", "value", "key"), ("value", "key", "query"))
+"""The orders in which such a list may come."""
+MOST_TABLES = 200
+"""Combinations of what is given so that it changes nothing."""
+SPATIAL: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
+    1: lambda x: x.transpose(1, 2),
+    2: lambda x: x.transpose(1, 2).unsqueeze(-1),
+    3: lambda x: x.unsqueeze(2),
+}
+"""An input (B, L, E) in the layouts of `ModuleCall.spatial`."""
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """How a module is called.
+
+    Attributes:
+        inputs: 3, query, key and value; 2, the input of the query and that of key and value; or 1, of all of them.
+        order: in which the three come.
+        options: the other parameters of its forward.
+        polarity: what True means in its boolean masks.
+        length_first: whether its layout is (L, B, E), not (B, L, E).
+        form: the shape in which it takes attention masks.
+        flag_with_mask: whether its causal flag describes a mask that is passed with it, as in nn.MultiheadAttention.
+        float_padding: whether a padding mask together with a float mask is one of floats, as in nn.MultiheadAttention.
+        always: given in every call, such as that it shall return the weights.
+        tap: the layer whose output is taken, where the module adds its input to that.
+        keywords: its own names for its inputs, where it takes them by keyword only.
+        optional: whether the input of key and value is left out where it is that of the query.
+        of_context: its masks where that input is given, by the names of those where it is left out.
+        tables: more that it needs, and what is given there so that it changes nothing.
+        numeric: whether its boolean masks are given as numbers, 1 for True.
+        alone: whether it is an error that it returns another tensor than the output.
+        part: where in its answer the output is.
+        named_parts: whether its answer is no tuple, but a list, a dictionary or an object of fields.
+        each_sample: whether it takes one sample at a time, (L, E).
+        listed: whether it takes its inputs in one list.
+        spatial: where its layout is another one: 1 for (B, E, L), 2 for (B, E, L, 1), 3 for (B, L, 1, E).
+    """
+
+    inputs: int = 3
+    order: tuple[str, ...] = INPUTS
+    options: Options = NO_OPTIONS
+    polarity: Polarity = Polarity.MASKED_OUT
+    length_first: bool = False
+    form: MaskForm = MaskForm.FLAT
+    flag_with_mask: bool = True
+    float_padding: bool = True
+    always: Mapping[str, object] = field(default_factory=dict)
+    tap: str = ""
+    keywords: tuple[str, ...] = ()
+    optional: bool = False
+    of_context: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, Neutral] = field(default_factory=dict)
+    numeric: bool = False
+    alone: bool = False
+    part: int = 0
+    named_parts: bool = False
+    each_sample: bool = False
+    listed: bool = False
+    spatial: int = 0
+
+    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
+        """The module's answer to the problem's tensors, with the output as (B, Lq, width)."""
+        return self.bound_call(module, given, problem)()
+
+    def bound_call(self, module: nn.Module, given: Tensors, problem: Problem) -> Callable[[], Any]:
+        """The same, with layout, masks and options converted."""
+        arranged = {x: x.transpose(0, 1) if self.length_first else x for x in dict.fromkeys(inputs_of(given))}
+        by_role = dict(zip(INPUTS, (arranged[x] for x in inputs_of(given)), strict=True))
+        inputs = [by_role[name] for name in self.order[: self.inputs]]
+        inputs = inputs[:1] if self.optional and inputs[0] is inputs[1] else inputs
+        options = {**self.options.renamed(self._options(given, problem)), **self.always}
+        if len(inputs) > 1:
+            options = {self.of_context.get(name, name): option for name, option in options.items()}
+        return self._prepared(module, inputs, options, problem.num_heads)
+
+    @property
+    def rotates(self) -> bool:
+        """Whether it is given a table of rotations, which pairs the components of a head."""
+        return any(neutral in ROTATIONS for neutral in self.tables.values())
+
+    def plain(self, module: nn.Module, inputs: Sequence[torch.Tensor], heads: int) -> torch.Tensor:
+        """The output (B, Lq, width) for query, key and value (B, L, width) without masks and options."""
+        named = dict(zip(INPUTS, inputs, strict=True))
+        arranged = [named[name].transpose(0, 1) if self.length_first else named[name] for name in self.order]
+        options = {**self.options.renamed({}), **self.always}
+        answer = self._prepared(module, arranged[: self.inputs], options, heads)()
+        output: torch.Tensor = answer[0] if isinstance(answer, tuple) else answer
+        return output
+
+    def _prepared(
+        self, module: nn.Module, inputs: list[torch.Tensor], options: dict[str, Any], heads: int
+    ) -> Callable[[], Any]:
+        for name, neutral in self.tables.items():
+            if options.get(name) is None:
+                named = dict(zip(self.order, inputs, strict=False))
+                query, key = named.get("query", inputs[0]), named.get("key", inputs[0])
+                first = (query.transpose(0, 1), key.transpose(0, 1)) if self.length_first else (query, key)
+                options[name] = neutral.given(*first, heads)
+        if self.spatial:
+            inputs = [SPATIAL[self.spatial](x) for x in inputs]
+        if self.keywords:
+            options |= dict(zip(self.keywords, inputs, strict=not self.optional))
+        positional: list[Any] = [] if self.keywords else [inputs] if self.listed else inputs
+        call: Callable[[], Any] = partial(module, *positional, **options)
+        if self.each_sample:
+            call = partial(_each_sample, module, positional, options, len(inputs[0]))
+        if self.tap:
+            call = partial(tapped, module, self.tap, call)
+        if self.alone:
+            call = partial(_alone, call)
+        if self.part or self.named_parts:
+            call = partial(_output_first, call, self.part)
+        if self.spatial:
+            linear = bool(self.tap) and isinstance(module.get_submodule(self.tap), nn.Linear)
+            last = linear or self.spatial == 3
+            call = partial(_channels_last, call, last)
+        return (lambda: _batch_first(call())) if self.length_first else call
+
+    def _options(self, given: Tensors, problem: Problem) -> dict[str, Any]:
+        if problem.causal and "is_causal" in self.options.implied:
+            problem = problem.but(causal=False)
+        options = dict(mask_options(given, problem, self.polarity))
+        if not self.float_padding and "key_padding_mask" in options:
+            options["key_padding_mask"] = polarised(given["key_padding_mask"], self.polarity)
+        if problem.causal and not (self.flag_with_mask and "bool_mask" in self.options):
+            options.pop("attn_mask")
+        if "attn_mask" in options:
+            options["attn_mask"] = self._formed(options["attn_mask"], given, problem)
+        for name in ("attn_mask", "key_padding_mask"):
+            if self.numeric and name in options and options[name].dtype is torch.bool:
+                options[name] = options[name].to(given["query"].dtype)
+        if "valid_lens" in given:
+            options["valid_lens"] = given["valid_lens"]
+        extra = extra_options(problem, given).items()
+        options |= {name: option for name, option in extra if name in self.options}
+        return options | ({} if problem.scale is None else {"scale": problem.scale})
+
+    def _formed(self, mask: torch.Tensor, given: Tensors, problem: Problem) -> torch.Tensor:
+        """The mask as `mask_options` gives it, (B * H, Lq, Lk) or (Lq, Lk), in the form that the module takes."""
+        if "attn_mask" not in given and self.form is not MaskForm.FULL:
+            return mask
+        if self.form is MaskForm.FULL:
+            heads = (problem.query.shape[0], problem.num_heads)
+            return mask.view(*heads, *mask.shape[1:]) if mask.ndim == 3 else mask[None, None]
+        if self.form in (MaskForm.SAMPLE, MaskForm.LENGTHS_FIRST) and mask.ndim == 3:
+            of_samples = mask.view(-1, problem.num_heads, *mask.shape[1:])[:, 0]
+            return of_samples if self.form is MaskForm.SAMPLE else of_samples.permute(1, 2, 0)
+        same = self.form is MaskForm.SHARED or (self.form is MaskForm.EITHER and given["attn_mask"].ndim == 2)
+        return polarised(given["attn_mask"], self.polarity) if same else mask
+
+
+def _batch_first(answer: Any) -> Any:
+    if isinstance(answer, tuple):
+        return (_batch_first(answer[0]), *answer[1:])
+    return answer.transpose(0, 1) if isinstance(answer, torch.Tensor) and answer.ndim > 1 else answer
+
+
+def _channels_last(call: Callable[[], Any], already: bool) -> Any:
+    """The answer with the output as (B, L, E); `already` states that it has its channels last."""
+    answer = call()
+    output = answer[0] if isinstance(answer, tuple) else answer
+    if isinstance(output, torch.Tensor) and output.ndim > 2:
+        output = output.flatten(1, -2) if already else output.flatten(2).transpose(1, 2)
+    return (output, *answer[1:]) if isinstance(answer, tuple) else output
+
+
+def _output_first(call: Callable[[], Any], part: int) -> Any:
+    parts = parts_of(call())
+    return (parts[part], *parts[:part], *parts[part + 1 :])
+
+
+def _each_sample(module: nn.Module, inputs: list[torch.Tensor], options: Mapping[str, Any], batch: int) -> Any:
+    """The answers to one sample after the other, stacked; an option is that of a sample where it has their axis."""
+
+    def of(each: Any, at: int) -> Any:
+        return each[at] if isinstance(each, torch.Tensor) and each.ndim > 2 and len(each) == batch else each
+
+    if not batch:
+        raise ValueError("it takes one sample at a time, and there is none")
+    if any(len(x) != batch for x in inputs):
+        raise ValueError("its inputs have different numbers of samples")
+    answers = [
+        module(*(x[at] for x in inputs), **{name: of(each, at) for name, each in options.items()})
+        for at in range(batch)
+    ]
+    if isinstance(answers[0], tuple):
+        return tuple(map(_stacked, zip(*answers, strict=True)))
+    return _stacked(answers)
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    return torch.stack([*parts]) if isinstance(parts[0], torch.Tensor) else parts[0]
+
+
+def _alone(call: Callable[[], Any]) -> Any:
+    answer = call()
+    if any(isinstance(part, torch.Tensor) for part in parts_of(answer)[1:]):
+        raise ValueError("it returned weights that were not wanted")
+    return answer
+
+
+def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleCall]:
+    """The ways in which the class's forward may be called, the likelier first.
+
+    Raises:
+        TargetError: it has none, or takes no inputs.
+    """
+    if kind.forward is nn.Module.forward:
+        raise TargetError(f"it defines no forward: define forward(query, key, value), {ADAPTER}")
+    whole = inspect.signature(kind.forward)
+    signature = whole.replace(parameters=list(whole.parameters.values())[1:])
+    inputs = _inputs(signature)
+    keywords = tuple(p.name for p in inputs) if any(p.kind is p.KEYWORD_ONLY for p in inputs) else ()
+    kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
+    named = {p.name for p in inputs}
+    others = [p for p in signature.parameters.values() if p.name not in named and (required(p) or _is_empty(p))]
+    of_tables = {p.name for p in others if words_of(p.name) & TABLE_WORDS}
+    unknown = [p.name for p in others if p.name in of_tables or (p.name not in KNOWN_NAMES and "drop" not in p.name)]
+    known = signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in unknown])
+    options = read_options(known, inputs, kwargs)
+    count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)
+    call = ModuleCall(count, _order(inputs), options, polarity, always=options.weights_returned, keywords=keywords)
+    masks = [p.name for p in others if KNOWN_NAMES.get(p.name) in ("bool_mask", "float_mask")]
+    calls = [call]
+    if count == 1 and inputs and words_of(inputs[0].name) & OF_LISTS:
+        calls += [replace(call, inputs=3, order=order, listed=True) for order in LISTED]
+    for call, tables in product(calls, islice(combined((*unknown, *masks)), MOST_TABLES)):
+        yield replace(call, tables=tables)
+
+
+def _is_empty(parameter: inspect.Parameter) -> bool:
+    """Whether it is one of positions that is by default a tensor without elements, and so has to be given."""
+    default = parameter.default
+    placed = bool(words_of(parameter.name) & POSITION_WORDS)
+    return placed and isinstance(default, torch.Tensor) and not default.numel()
+
+
+def with_context(call: ModuleCall, kind: type[nn.Module]) -> ModuleCall | None:
+    """The call of one input with another of key and value, which may be left out; None where it takes none."""
+    signature = inspect.signature(kind.forward)
+    whole = list(signature.parameters.values())[1:]
+    inputs = _inputs(signature.replace(parameters=whole))
+    contexts = [p.name for p in whole if not required(p) and not is_variadic(p) and _is_context(p.name)]
+    if call.inputs != 1 or len(contexts) != 1 or not inputs or inputs[0].kind is inspect.Parameter.POSITIONAL_ONLY:
+        return None
+    masks = [p.name for p in whole if {"mask"} < words_of(p.name) and words_of(p.name) & OF_KEYS]
+    own = set(call.options.named.spelled.values()) - {*masks}
+    masked = {name: masks[0] for name in own if "mask" in words_of(name)} if len(masks) == 1 else {}
+    return replace(call, inputs=2, keywords=(inputs[0].name, *contexts), optional=True, of_context=masked)
+
+
+def _is_context(name: str) -> bool:
+    words = words_of(name)
+    return _is_input(name) and bool(words & OF_KEYS or {"key", "value"} <= words or role(name) == "key")
+
+
+def with_masks(calls: Sequence[ModuleCall]) -> Iterator[ModuleCall]:
+    """The calls with a mask in each, for a module whose mask may be left out as it is called, but has to be given."""
+    for call, mask in product(calls, MASKS):
+        name = call.options.named.spelled.get("bool_mask", "")
+        if name and name not in call.tables:
+            yield replace(call, tables={**call.tables, name: mask})
+
+
+def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:
+    """The parameters that are inputs: those called query, key and value, or else those by position that are required.
+
+    Raises:
+        TargetError: there are none.
+    """
+    others = [p for p in positional(signature) if p.name not in KNOWN_NAMES]
+    by_role = [p for p in signature.parameters.values() if role(p.name)]
+    if {role(p.name) for p in by_role} == set(INPUTS) and len(by_role) == 3:
+        return by_role
+    grid = {p.name for p in others if p.name.lower() in ("h", "w")}  # of an image: one of them alone is an input
+    others = [p for p in others if len(grid) < 2 or p.name not in grid]
+    inputs = [p for p in others if required(p) and _is_input(p.name)][:3]
+    inputs = inputs or [p for p in others if required(p) and "mask" not in words_of(p.name)][:1]
+    if not inputs and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
+        names = ", ".join(signature.parameters)
+        raise TargetError(f"its forward takes ({names}): let it take query, key, value or x, {ADAPTER}")
+    return inputs
+
+
+def _is_input(name: str) -> bool:
+    """Whether a parameter of this name is an input, and no table, mask or place in a cache."""
+    words = words_of(name)
+    return bool(role(name) or not words & NO_INPUT_WORDS or words <= OF_KEYS | {"x", "input", "inputs"})
+
+
+def _order(inputs: list[inspect.Parameter]) -> tuple[str, ...]:
+    """As their names state; query, key and value where these state nothing."""
+    if len(inputs) == 2 and words_of(inputs[0].name) & OF_KEYS and not words_of(inputs[1].name) & OF_KEYS:
+        return "key", "query", "value"
+    named = tuple(role(p.name) or "" for p in inputs)
+    if set(named) == set(INPUTS):
+        return named
+    if len(inputs) == 3:
+        check_order(inputs)
+    return INPUTS
+
+
+def settled(
+    call: ModuleCall, module: nn.Module, width: int, heads: int, tokens: int, any_error: bool = False
+) -> ModuleCall:
+    """The call with the place of the output in its answer; unchanged where `any_error` is and it raises.
+
+    Raises:
+        TargetError: it raises.
+    """
+    x = torch.randn(2, tokens, width)
+    x = x.transpose(0, 1) if call.length_first else x
+    with torch.no_grad():
+        prepared = call._prepared(module, [x] * call.inputs, {**call.options.renamed({}), **call.always}, heads)
+        outcome = safe_call(prepared)
+    if outcome.error and any_error:
+        return call  # it may take half types only
+    if outcome.error:
+        raise TargetError(f"its forward cannot be called: {outcome.error}")
+    shapes = [tuple(getattr(part, "shape", ())) for part in parts_of(outcome.value)]
+    first = (2, tokens)
+    places = [at for at, shape in enumerate(shapes) if shape[:2] == first and len(shape) == 3 and shape[2] != tokens]
+    if call.inputs == 1 and shapes and shapes[0] == (2, 1, width):
+        raise TargetError(
+            f"its output has one token where its input has {tokens}: attention from one alone is not judged"
+        )
+    named_parts = not isinstance(outcome.value, tuple | torch.Tensor)
+    if not places:
+        return replace(call, named_parts=named_parts and len(shapes) > 1)
+    return replace(call, part=places[0], named_parts=named_parts)

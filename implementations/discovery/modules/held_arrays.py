@@ -1,0 +1,216 @@
+"""Held arrays: plain classes with weights among their attributes, and functions that take weights, as modules."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.modules.constructor_names import (
+    Size,
+    settings_of,
+    settings_parameter,
+    size_of,
+    value_of,
+)
+from attention_conformance.implementations.discovery.modules.given_weights import (
+    dictionaries,
+    is_given,
+    layers_of,
+    nested,
+    roles_in,
+    shown_by,
+    weight_named,
+    width_in,
+)
+from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
+from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
+
+METHODS = (
+    "forward",
+    "__call__",
+    "call",
+    "apply",
+    "attention",
+    "attend",
+    "self_attention",
+    "compute",
+    "compute_attention",
+)
+"""The methods that may be the call of a class, the likelier first."""
+DEEPEST = 4
+"""Attributes of attributes that are searched for arrays."""
+SIZES = ("embed_dim", "num_heads")
+KEYS = {"key", "rng", "rngs", "seed", "rnd", "prng", "prngkey"}
+"""Words in the names of parameters that take a source of random numbers."""
+
+
+def is_random(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter of a constructor takes a source of random numbers."""
+    return bool(KEYS & {*parameter.name.lower().split("_")}) and size_of(parameter.name) is None
+
+
+def method_of(kind: type) -> str:
+    """The method of a plain class that is its call; empty where it has none."""
+    own = {name for base in kind.__mro__ for name, each in vars(base).items() if inspect.isfunction(each)}
+    return next((name for name in METHODS if name in own), "")
+
+
+def plain_class(kind: type) -> type[nn.Module] | None:
+    """A class that keeps its weights in attributes, as a module; None where none of its arrays is seen."""
+    name = method_of(kind)
+    if not name:
+        return None
+    own = [p for p in inspect.signature(kind).parameters.values() if not is_variadic(p)]
+    weights = [p.name for p in own if is_given(p)]
+    shown = [p for p in own if not (required(p) and is_random(p)) and p.name not in weights]
+    drawn = [p.name for p in own if p not in shown and p.name not in weights]
+    if weights and not any(size_of(p.name) is Size.WIDTH for p in shown) and not settings_parameter(_signature(shown)):
+        shown.append(inspect.Parameter(SIZES[0], inspect.Parameter.KEYWORD_ONLY))
+    unasked = {SIZES[0]} - {p.name for p in own}
+
+    def made(**given: Any) -> Held:
+        arrays = {name: weight_named(name, width_in(given)) for name in weights}
+        asked = {name: each for name, each in given.items() if name not in unasked}
+        made = kind(**asked, **arrays, **{name: random_key() for name in drawn})
+        places = _weights(dict(_arrays(made, "", DEEPEST)))
+        if not places:
+            raise ValueError("it has no weights")
+        kept = {path: owner[at] for path, (owner, at) in places.items()}
+
+        def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+            for path, (owner, at) in places.items():
+                owner[at] = arrays[path]
+            return getattr(made, name)(*inputs, **options)
+
+        return Held(kept, answer, framework_of(next(iter(kept.values()))))
+
+    method = inspect.signature(getattr(kind, name))
+    called = method.replace(parameters=list(method.parameters.values())[1:])
+    mirror = cast("type[nn.Module]", mirror_class(kind, made, _signature(shown), called))
+    return mirror if _can_be_built(mirror, shown) else None
+
+
+def _signature(parameters: Sequence[inspect.Parameter]) -> inspect.Signature:
+    return inspect.Signature(sorted(parameters, key=lambda p: (p.kind, not required(p))))
+
+
+def _can_be_built(mirror: type[nn.Module], parameters: Sequence[inspect.Parameter]) -> bool:
+    """Whether it has weights, with sizes for whatever it needs."""
+    named = {p.name: size_of(p.name) or Size.WIDTH for p in parameters if required(p)}
+    given = {name: value_of(size, 12, 3) for name, size in named.items()}
+    if (name := settings_parameter(_signature(parameters))) and name in given:
+        given[name] = settings_of(mirror, name, 12, 3)
+    return safe_call(lambda: mirror(**given)).value is not None
+
+
+def random_key() -> Any:
+    """A source of random numbers, of JAX where it is loaded."""
+    if "jax" not in sys.modules:
+        return 0
+    import jax
+
+    return jax.random.PRNGKey(0)
+
+
+def framework_of(array: Any) -> str:
+    """By what it is computed with."""
+    return "torch" if isinstance(array, torch.Tensor) else "jax" if is_jax(array) else "numpy"
+
+
+def _arrays(owner: Any, path: str, depth: int) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """The floating arrays among its attributes and theirs, by path, each with what has it and under which key."""
+    inside: Any = owner if isinstance(owner, dict | list) else getattr(owner, "__dict__", None)
+    if inside is None or depth == 0 or isinstance(owner, type) or inspect.isroutine(owner):
+        return
+    for at, each in list(enumerate(inside) if isinstance(inside, list) else inside.items()):
+        name = f"{path}.{at}" if path else str(at)
+        if is_weight(each):
+            yield name, (inside, at)
+        elif isinstance(each, dict | list) or hasattr(each, "__dict__"):
+            yield from _arrays(each, name, depth - 1)
+
+
+def arrays_in(owner: Any) -> list[Any]:
+    """The floating arrays among its attributes and theirs."""
+    return [inside[at] for inside, at in dict(_arrays(owner, "", DEEPEST)).values()]
+
+
+Owner = tuple[Any, Any]
+"""What has an array, and under which key."""
+
+
+def _weights(places: Mapping[str, Owner]) -> dict[str, Owner]:
+    """The arrays without gradients and sums of optimizers: their names are those of matrices that begin as zeros."""
+    empty = {path for path, (owner, at) in places.items() if owner[at].ndim > 1 and not owner[at].any()}
+    names = {path.rpartition(".")[2] for path in empty}
+    kept = {path: place for path, place in places.items() if path.rpartition(".")[2] not in names}
+    return {path.removesuffix(".data"): place for path, place in kept.items()} if kept else dict(places)
+
+
+def is_weight(each: Any) -> bool:
+    """Whether it is an array of floating numbers with an axis."""
+    if isinstance(each, torch.Tensor):
+        return each.is_floating_point() and each.ndim > 0
+    of_arrays = isinstance(each, np.ndarray) or is_jax(each)
+    return of_arrays and getattr(each, "ndim", 0) > 0 and "float" in str(each.dtype)
+
+
+def weighted_function(function: Any) -> type[nn.Module] | None:
+    """A function that takes its weights as arguments, as a module; None where their names are not those of weights."""
+    signature = safe_call(lambda: inspect.signature(function)).value
+    if signature is None or isinstance(function, type):
+        return None
+    every = [p for p in signature.parameters.values() if not is_variadic(p)]
+    weights = [p for p in every if is_given(p)]
+    layers = [] if weights else layers_of(every)
+    roles = {each for p in weights for each in roles_in(p.name)}
+    rest = [p for p in every if p not in (*weights, *layers)]
+    if not ({"q", "k", "v"} <= roles or layers) or not any(required(p) for p in rest):
+        return None
+    sizes = [p for p in rest if required(p) and size_of(p.name) in (Size.HEADS, Size.WIDTH, Size.HEAD_WIDTH)]
+    sizes = [p for p in sizes if role(p.name) is None]
+    called = signature.replace(parameters=[p for p in rest if p not in sizes])
+    heads = any(size_of(p.name) is Size.HEADS for p in sizes)
+
+    def made(embed_dim: int, num_heads: int = 1) -> Held:
+        given = {p.name: value_of(cast(Size, size_of(p.name)), embed_dim, num_heads) for p in sizes}
+
+        def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+            bound = dict(zip([n for n in called.parameters if n not in options], inputs, strict=False))
+            return function(**bound, **options, **nested(arrays), **given)
+
+        arrays: Mapping[str, Any] | None = {p.name: weight_named(p.name, embed_dim) for p in weights}
+        if layers:
+            x = np.ones((4, embed_dim), np.float32)
+            asking = lambda each, x: answer(each, [x] * sum(map(required, called.parameters.values())), {})  # noqa: E731
+            shown = (shown_by(partial(asking, x=y), dictionaries(layers, embed_dim)) for y in (x[None], x))
+            arrays = next((each for each in shown if each), None)
+        if arrays is None:
+            raise ValueError("the keys of its weights are unknown")
+        return Held(arrays, answer, _computes_with(answer, arrays, embed_dim, called))
+
+    names = SIZES if heads else SIZES[:1]
+    built = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
+    mirror = cast("type[nn.Module]", mirror_class(function, made, built, called))
+    return mirror if not layers or safe_call(lambda: mirror(12, 3)).value is not None else None
+
+
+def _computes_with(answer: Callable[..., Any], arrays: Mapping[str, Any], width: int, called: inspect.Signature) -> str:
+    """The framework whose arrays it takes."""
+    count = sum(required(p) for p in called.parameters.values())
+    x = np.ones((2, 4, width), np.float32)
+    for each in (x, x[0]):
+        found = safe_call(partial(answer, arrays, [each] * count, {})).value
+        first = found[0] if isinstance(found, tuple | list) and found else found
+        if isinstance(first, np.ndarray) or is_jax(first):
+            return framework_of(first)
+    return "torch"

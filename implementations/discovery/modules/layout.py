@@ -1,0 +1,101 @@
+"""Layouts of modules: which axis is that of the samples, which parameters are for which heads, and what that allows."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from attention_conformance.implementations.adapters.mha_interface import one_mask
+from attention_conformance.implementations.api.contract import Claims, Unsupported, any_case
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.functions.one_key_head import with_key_heads
+from attention_conformance.implementations.discovery.modules.bare import Inputs
+from attention_conformance.implementations.discovery.modules.constructor_names import longest
+from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built
+from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.module_masks import fit_form
+from attention_conformance.implementations.discovery.modules.parameters import patterns
+from attention_conformance.implementations.discovery.probe import HALF
+from attention_conformance.spec.cases import Case
+
+
+def length_first(module: nn.Module, answer: Callable[[nn.Module, Inputs], torch.Tensor], tokens: int) -> bool:
+    """Whether its layout is (L, B, E): as its attribute states, or else as no sample depends on another."""
+    if isinstance(batch_first := getattr(module, "batch_first", None), bool):
+        return not batch_first
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, tokens, WIDTH, generator=generator)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / WIDTH**0.5)
+        module.eval()
+        outcome = safe_call(lambda: not _independent(module, x, answer, 0) and _independent(module, x, answer, 1))
+    return bool(outcome.value)  # where it raises, a later call reports the error
+
+
+def _independent(
+    module: nn.Module, x: torch.Tensor, answer: Callable[[nn.Module, Inputs], torch.Tensor], axis: int
+) -> bool:
+    """Whether the last slice along the axis stays when the first changes; a causal token would depend on it."""
+    changed = x.clone()
+    changed.select(axis, 0).add_(1.0)
+    before, after = (answer(module, (given, given, given)) for given in (x, changed))
+    return torch.allclose(before.select(axis, -1), after.select(axis, -1), rtol=0.0, atol=HALF)
+
+
+def has_tables(make: Constructor) -> bool:
+    """Whether it keeps an array of as many rows as tokens that it is built for: it takes no more."""
+    with torch.random.fork_rng(devices=[]):
+        module = built(make)
+    return any(longest(make.heads) in each.shape for each in (*module.buffers(), *module.parameters()))
+
+
+def needs_even(make: Constructor, call: ModuleCall) -> bool:
+    """Whether heads of odd widths raise as it is built or called, as where sines and cosines take turns."""
+
+    def output(width: int) -> torch.Tensor:
+        module = make(make.heads * width, make.heads)
+        return call.plain(module, [torch.zeros(2, make.tokens, make.heads * width)] * 3, make.heads)
+
+    with torch.random.fork_rng(devices=[]):
+        even, odd = (safe_call(partial(output, width)).value for width in (4, 5))
+    return even is not None and odd is None
+
+
+def fit_of_call(call: ModuleCall, even_heads: bool, limited: bool, kv_heads: int, case: Case) -> Case | Unsupported:
+    """The nearest case that it supports."""
+    if limited:
+        s, most = case.sizes, longest(case.sizes.num_heads)
+        case = case.sized(query_length=min(most, s.query_length), key_length=min(most, s.key_length))
+    width = case.sizes.d_k + case.sizes.d_k % 2
+    even = case.sized(d_k=width, d_v=width if case.sizes.d_v == case.sizes.d_k else case.sizes.d_v)
+    formed = fit_form(even if even_heads else case, call.form)
+    return formed if isinstance(formed, Unsupported) else usual_fit(call, kv_heads)(formed)
+
+
+def usual_fit(call: ModuleCall, kv_heads: int) -> Callable[[Case], Case | Unsupported]:
+    """The fit of a causal flag that describes the mask; where it is always causal, a mask is one of its own."""
+    fit = one_mask if "is_causal" in call.options else any_case
+    return partial(with_key_heads, kv_heads, fit) if kv_heads else fit
+
+
+def fit_of_heads(make: Constructor, claims: Claims) -> Callable[[Case], Case | Unsupported]:
+    """The fit of the claims, without one head where the module then has other parameters, such as no projection."""
+    with torch.random.fork_rng(devices=[]):
+        one, several = (safe_call(partial(make, WIDTH, heads)).value for heads in (1, 3))
+    if make.one_head or (one is not None and several is not None and _held(make, one) == _held(make, several)):
+        return claims.fit
+
+    def fit(case: Case) -> Case | Unsupported:
+        if case.sizes.num_heads == 1:
+            return Unsupported("with one head it has other parameters")
+        return claims.fit(case)
+
+    return fit
+
+
+def _held(make: Constructor, module: nn.Module) -> set[str]:
+    """The paths of its parameters, with a star for the number of a head."""
+    paths = (path for path, _ in module.named_parameters())
+    return {next((p for p, _ in patterns(path) if p in make.places), path) for path in paths}

@@ -1,0 +1,18 @@
+"""What a module is judged without: parts that are taken out, parameters that are held, and what is given as nothing."""
+
+from attention_conformance.implementations.discovery.modules.constructors import Constructor
+from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.neutrals import ADDITIVE, ROTATIONS
+
+MOST_NAMED = 6
+"""What is left out that is named."""
+
+
+def left_out(make: Constructor, call: ModuleCall) -> list[str]:
+    """The note on it; nothing where there is none."""
+    outside = [*make.left_out, *(f"{path!r} ({fill})" for path, fill in make.held.items())]
+    outside += [f"the rotation of {name!r}" for name in make.unrotated]
+    outside += [f"{n!r} ({each})" for n, each in call.tables.items() if each in ADDITIVE or each in ROTATIONS]
+    outside += ["the input that it adds"] if call.tap else []
+    more = [f"and {len(outside) - MOST_NAMED} more"] if len(outside) > MOST_NAMED else []
+    return [f"judged without {', '.join([*outside[:MOST_NAMED], *more])}"] if outside else []

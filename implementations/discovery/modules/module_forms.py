@@ -1,0 +1,245 @@
+"""Forms: the way to build, call and fill a module class as which it answers like attention, among those that work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import reduce
+from itertools import islice
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from attention_conformance.implementations.discovery.modules.attempts import attempts
+from attention_conformance.implementations.discovery.modules.bare import around, tap_of
+from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built
+from attention_conformance.implementations.discovery.modules.forwards import (
+    ModuleCall,
+    forward_calls,
+    settled,
+    with_context,
+    with_masks,
+)
+from attention_conformance.implementations.discovery.modules.layout import length_first
+from attention_conformance.implementations.discovery.modules.parameters import check_parameters, find_places, names_of
+from attention_conformance.implementations.discovery.modules.query_key_norms import (
+    ALIKE,
+    FoundNorm,
+    as_called,
+    query_key_norms,
+)
+from attention_conformance.implementations.discovery.modules.readings import read
+from attention_conformance.implementations.discovery.modules.slots import roles_of, slots
+from attention_conformance.implementations.discovery.modules.template import Variant
+from attention_conformance.implementations.discovery.signatures import ADAPTER
+from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.spec.conventions import Polarity
+
+REMEDY = ADAPTER.removeprefix("or ")
+KEY_WIDTH, VALUE_WIDTH = 10, 11
+"""Widths of an instance that is built to look at its parameters."""
+MOST_CALLS, MOST_FORMS = 24, 12
+"""Ways to call a module, and all in all, that are tried."""
+Form = tuple[Constructor, ModuleCall, Variant | None]
+"""How it is built, with its places, how it is called, and the variant of attention as which it then answers."""
+
+
+def found_form(kind: type[nn.Module], polarity: Polarity) -> Form:
+    """The first form in which the class answers as attention does; else the first that its names state.
+
+    Raises:
+        TargetError: it cannot be built or called, or what its parameters hold is unknown.
+    """
+    calls = list(islice(forward_calls(kind, polarity), MOST_CALLS))
+    first: Form | None = None
+    refused: list[TargetError] = []
+    try:
+        for form in islice(_every_form(attempts(kind), calls, refused), MOST_FORMS):
+            if form[2] is not None:
+                return form
+            first = first or form
+    except TargetError as error:
+        refused.insert(0, error)
+    if first is None:
+        raise reduce(_telling, refused)
+    return first
+
+
+class UnknownFormError(TargetError):
+    """It could be built and called, and answers as no attention that is known."""
+
+
+def _telling(one: TargetError | None, other: TargetError) -> TargetError:
+    """Of two reasons the first; but that of a form that could be built and called before the others."""
+    further = isinstance(other, UnknownFormError) and not isinstance(one, UnknownFormError)
+    return other if one is None or further else one
+
+
+def _every_form(makes: Iterator[Constructor], calls: list[ModuleCall], refused: list[TargetError]) -> Iterator[Form]:
+    """The forms of all ways to build it; errors are appended to `refused`."""
+    for make in makes:
+        try:
+            yield from _forms(make, calls)
+        except TargetError as error:
+            refused.append(error)
+
+
+def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
+    """The forms for one way to build it, with masks given only where it raises without.
+
+    Raises:
+        TargetError: there is none.
+    """
+    refused: TargetError | None = None
+    masked = list(islice(with_masks(calls), MOST_CALLS))
+    for several, any_error in ((calls, False), (masked, False), (calls[:1], len(calls) == 1)):
+        try:
+            return (yield from _forms_of(make, several, any_error))
+        except TargetError as error:
+            refused = _telling(refused, error)
+    assert refused is not None
+    raise refused
+
+
+def _forms_of(make: Constructor, calls: list[ModuleCall], any_error: bool) -> Iterator[Form]:
+    refused: TargetError | None = None if calls else TargetError("there is no call")
+    done = False
+    lazy = any(map(is_lazy, built(make).parameters()))
+    for call in calls:
+        try:
+            make = replace(make, call=call if lazy else None, left_out=())
+            make = replace(make, left_out=around(built(make)))
+            module = built(make)
+            named = _named(make, module)
+            answering = list(_answering(call, make, module, any_error))
+        except TargetError as error:
+            refused = _telling(refused, error)
+            continue
+        for each in answering:
+            try:
+                form = _form(make, each, named)
+            except TargetError as error:
+                refused = _telling(refused, error)
+            else:
+                done = True
+                yield _with_context(form, make, named)
+    if refused is not None and not done:
+        raise refused
+
+
+def _with_context(form: Form, make: Constructor, refused: TargetError | None) -> Form:
+    """The form with another sequence for key and value, if it may be given one and is the same attention then."""
+    _, call, variant = form
+    other = None
+    if variant is not None and not make.window and isinstance(make.kind, type):
+        other = with_context(call, make.kind)
+    if other is not None:
+        with suppress(TargetError):
+            wider = _form(make, other, refused)
+            return wider if wider[2] == variant else form
+    return form
+
+
+def _answering(call: ModuleCall, make: Constructor, module: nn.Module, any_error: bool) -> Iterator[ModuleCall]:
+    """The call as it answers; in other layouts only where it raises with tokens before channels.
+
+    Raises:
+        TargetError: it raises in each.
+    """
+    try:
+        return (yield settled(call, module, WIDTH, make.heads, make.tokens))
+    except TargetError as error:
+        refused = error
+    answered = False
+    others = [replace(call, length_first=True)] if call.tables else []  # as many rows as tokens
+    others += [replace(call, each_sample=True), *(replace(call, spatial=axes) for axes in (2, 1, 3))]
+    for other in others:
+        if other.each_sample and _has_convolutions(module):
+            continue
+        with suppress(TargetError):
+            yield settled(other, module, WIDTH, make.heads, make.tokens)
+            answered = True
+    if not answered and not any_error:
+        raise refused
+    if not answered:
+        yield settled(call, module, WIDTH, make.heads, make.tokens, any_error)
+
+
+def norms_inside(make: Constructor, call: ModuleCall) -> FoundNorm | None:
+    """The norms of queries and keys that have been taken out, if they are known ones behind the projections."""
+    with torch.random.fork_rng(devices=[]):
+        module = built(replace(make, left_out=()))
+    found = query_key_norms(module, make.heads, WIDTH)
+    if found is None or not {*found.paths} <= {*make.left_out}:
+        return None
+    tokens = torch.full((1, make.tokens, WIDTH), ALIKE)
+    return as_called(found, module.eval(), lambda inside: call.plain(inside, (tokens,) * 3, make.heads), WIDTH)
+
+
+def _named(make: Constructor, module: nn.Module) -> TargetError | None:
+    """Why its parameters are not what their names state in nn.Linear layers; None if they are.
+
+    Raises:
+        TargetError: it takes widths of key and value, and cannot be built with them.
+    """
+    wide = built(make, kdim=KEY_WIDTH, vdim=VALUE_WIDTH) if make.widths else None
+    try:
+        check_parameters(module, (WIDTH,) * 3)
+        if wide is not None:
+            check_parameters(wide, (WIDTH, KEY_WIDTH, VALUE_WIDTH))
+    except TargetError as error:
+        return error
+    return None
+
+
+def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> Form:
+    """The form of one way to build and call it.
+
+    Raises:
+        TargetError: its parameters are not what their names state, and no reading of them was found.
+    """
+
+    def answer(module: nn.Module, inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        query, key, value = inputs
+        if call.optional:  # all keys twice give the same answer, and show that another length is read
+            key, value = (torch.cat([x, x], 1) for x in (key, value))
+        return call.plain(module, (query, key, value), make.heads)
+
+    if not call.optional and not call.length_first:
+        call = replace(call, length_first=length_first(built(make), answer, make.tokens))
+    reading = read(built(make).eval(), answer, call.inputs, WIDTH, make.heads, make.tokens)
+    if call.spatial and (reading is None or reading.variant is None) and not _has_convolutions(built(make)):
+        raise UnknownFormError(f"its layout is unknown: {REMEDY}")
+    if make.guessed and (reading is None or reading.variant is None):
+        raise TargetError(f"what its constructor's {make.guessed[0]!r} is, is unknown: {REMEDY}")
+    if make.window and (reading is None or reading.variant is None):
+        raise UnknownFormError(f"in a window of {make.tokens} tokens it is no attention: {REMEDY}")
+    if make.unrotated and (reading is None or reading.variant is None):
+        raise UnknownFormError(f"without the rotation of its {make.unrotated[0]!r} it is no attention: {REMEDY}")
+    usual = reading is None or reading.variant is None or (reading.is_usual and not reading.held)
+    if refused is not None and (reading is None or (reading.variant is None and not _all_named(make, reading.held))):
+        raise refused
+    if reading is not None and (refused is not None or not usual):
+        make = replace(make, places=reading.places, held=reading.held, widths=False, kv_heads=reading.kv_heads)
+    call = replace(call, tap=tap_of(built(make), _last_layer(make), answer, WIDTH, make.tokens))
+    return make, call, None if reading is None else reading.variant
+
+
+def _has_convolutions(module: nn.Module) -> bool:
+    """Whether it projects by convolutions, which states that its channels come first."""
+    return any(isinstance(each, nn.Conv1d | nn.Conv2d) for each in module.modules())
+
+
+def _all_named(make: Constructor, held: Mapping[str, str]) -> bool:
+    """Whether the names of all parameters that are not held state what they hold."""
+    every = (s for s in slots(built(make), WIDTH, make.heads) if s.pattern not in held)
+    return all(roles_of(slot) for slot in every if not slot.is_bias)
+
+
+def _last_layer(make: Constructor) -> str:
+    """The path of the layer of the output projection; nothing where it is no layer."""
+    places = make.places or find_places(built(make))
+    path = next((path for path, place in places.items() if names_of(place) == ("w_o",)), "")
+    return path.removesuffix(".weight") if path.endswith(".weight") else ""

@@ -1,0 +1,394 @@
+"""Masks of modules: in which shape and with which meaning of True one is taken, seen by its effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attention_conformance.implementations.adapters.paging import lengths_of_samples
+from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.discovery.always import KEYS, MASKS, causal, changes, rows, sees_no_later_key
+from attention_conformance.implementations.discovery.claim_checks import (
+    BIASED,
+    MASKED,
+    PLAIN,
+    ClaimCheck,
+    near_outputs,
+    output_of,
+)
+from attention_conformance.implementations.discovery.mask_notes import no_form_note
+from attention_conformance.implementations.discovery.modules.context_masks import without_unread
+from attention_conformance.implementations.discovery.probe import Floats, near
+from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, MaskForm
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sharing
+from attention_conformance.spec.conventions import Alignment, EmptyRow, Polarity
+from attention_conformance.spec.features import NOTHING, Feature
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.masks import Booleans, visible
+
+if TYPE_CHECKING:
+    from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+
+PUBLISHED = ("attn_mask", "key_padding_mask", "is_causal")
+"""Names of a well-known interface: what they promise is judged, not observed."""
+ADDED, PADDED = replace(PLAIN, mask=MaskKind.INFINITE), replace(PLAIN, padding=Padding.RIGHT)
+BY_KEY = replace(MASKED, mask_shape=MaskShape.KEYS)
+MANY = {"batch": 5, "query_length": 3, "key_length": 3}
+EMPTY = replace(PLAIN, padding=Padding.EMPTY_SAMPLE)
+OF_PADDED = (2, 5, 12)
+"""Keys of `PADDED` that are changed: the last is padding in one sample."""
+FORMS = (MaskForm.FLAT, MaskForm.FULL, MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.LENGTHS_FIRST)
+SHAPES = {
+    MaskForm.SAMPLE: MaskShape.SAMPLE,
+    MaskForm.SHARED: MaskShape.SHARED,
+    MaskForm.LENGTHS_FIRST: MaskShape.SAMPLE,
+}
+"""The axes of masks that are the same for all heads, or for all samples too."""
+OF_SAMPLES = (MaskShape.SAMPLE, MaskShape.SHARED, MaskShape.KEYS, MaskShape.QUERIES, MaskShape.KEYS_ONLY)
+COARSER = {
+    MaskForm.SAMPLE: OF_SAMPLES,
+    MaskForm.LENGTHS_FIRST: OF_SAMPLES,
+    MaskForm.SHARED: (MaskShape.SHARED, MaskShape.KEYS_ONLY),
+}
+"""The axes that masks of these forms can have."""
+
+
+def with_mask_form(
+    call: ModuleCall, check: ClaimCheck, observed: bool, promised: bool = False
+) -> tuple[ModuleCall, ClaimCheck, list[str]]:
+    """With the first form of a mask that has the right effect, or else with the first that raises no error, and notes.
+
+    `observed` states whether the meaning of True is what is seen; it is not where its names promise one. `promised`
+    states whether they promise the form that the call has, which then only has to raise no error.
+    """
+    spelled = call.options.spelled
+    if not {"bool_mask", "float_mask"} & set(spelled):
+        return call, check, []
+    runs = promised and "bool_mask" in spelled and (not observed or _states_polarity(call))
+    if runs and not replace(check, function=call).run(shaped(MASKED, call.form)).error:
+        return call, check, []
+    polarities = list(Polarity) if observed and not _states_polarity(call) else [call.polarity]
+    polarities.sort(key=lambda polarity: polarity is not call.polarity)
+    forms = [form for form in FORMS if call.length_first or form is not MaskForm.LENGTHS_FIRST]
+    forms = _of_many_samples(call, check, forms)
+    tried = [replace(call, form=form, polarity=polarity) for polarity in polarities for form in forms]
+    for each in tried if "bool_mask" in spelled else ():
+        if has_effect(replace(check, function=each), shaped(MASKED, each.form)):
+            return each, check, []
+    unstated = observed and not is_published(call) and {"bool_mask", "float_mask"} <= set(spelled)
+    if unstated and (other := _other_kind(call, check, tried)):
+        return other
+    if observed and not _states_polarity(call) and (of_keys := _of_keys(call, check, tried)):
+        return of_keys
+    for each in tried if "bool_mask" in spelled else ():
+        if _hides_keys(replace(check, function=each), shaped(BY_KEY, each.form)):
+            return each, check, []
+    case = MASKED if "bool_mask" in spelled else BIASED
+    last = sorted(forms, key=lambda form: form is MaskForm.SAMPLE)
+    for each in (replace(call, form=form) for form in last):
+        if not replace(check, function=each).run(shaped(case, each.form)).error:
+            return each, check, []
+    return call, check, []
+
+
+def _of_many_samples(call: ModuleCall, check: ClaimCheck, forms: list[MaskForm]) -> list[MaskForm]:
+    """The forms that raise nothing for more samples than queries: a mask cut to the lengths by its first axes does."""
+
+    def answers(form: MaskForm) -> bool:
+        each = replace(check, function=replace(call, form=form))
+        return any(not each.run(shaped(case.sized(**MANY), form)).error for case in (MASKED, BIASED))
+
+    return [form for form in forms if answers(form)] or forms
+
+
+def _other_kind(
+    call: ModuleCall, check: ClaimCheck, tried: list[ModuleCall]
+) -> tuple[ModuleCall, ClaimCheck, list[str]] | None:
+    """A mask that is added to the scores, or is of numbers 0 and 1; None where it is neither."""
+    own = call.options.spelled["bool_mask"]
+    for each in tried:
+        numeric = replace(each, numeric=True)
+        if has_effect(replace(check, function=numeric), shaped(MASKED, each.form)):
+            note = f"its {own!r} mask is given as numbers 0 and 1"
+            return numeric, check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}), [note]
+    added = call.options.with_masks_as("float_mask")
+    for each in (replace(each, options=added) for each in tried):
+        if has_effect(replace(check, function=each), shaped(ADDED, each.form)):
+            note = f"bool-mask not claimed: its {own!r} mask is added to the scores"
+            return each, check.without({Feature.BOOL_MASK}), [note]
+    return None
+
+
+def _of_keys(
+    call: ModuleCall, check: ClaimCheck, tried: list[ModuleCall]
+) -> tuple[ModuleCall, ClaimCheck, list[str]] | None:
+    """A mask of keys, (B, Lk), under the only name for masks; None where it is none."""
+    if not {"bool_mask", "float_mask"} <= set(call.options.spelled):
+        return None
+    own, padding = call.options.spelled["bool_mask"], call.options.with_masks_as("key_padding_mask")
+    claims = check.without(MASKS).claims
+    claims = replace(claims, features=claims.features | {Feature.KEY_PADDING})
+    for each in (replace(each, options=padding, numeric=numeric) for numeric in (False, True) for each in tried):
+        padded = replace(check, function=each, claims=claims)
+        if has_effect(padded, PADDED) or hides_queries(padded):
+            return each, replace(check, claims=claims), [f"its {own!r} mask is one of keys"]
+    of_keys = replace(tried[0], options=padding)
+    if takes_keys_alone(check, replace(check, function=of_keys, claims=claims)):
+        return of_keys, replace(check, claims=claims), [f"its {own!r} mask is one of keys, and changes nothing"]
+    return None
+
+
+def takes_keys_alone(check: ClaimCheck, of_keys: ClaimCheck) -> bool:
+    """Whether masks of queries and keys raise, and one of keys, (B, Lk), raises nothing and changes nothing.
+
+    In float64, where what is added to every score of a row is lost.
+    """
+    without, padded = (of_keys.run(case, "float64") for case in (PLAIN, PADDED))
+    answered = bool(check.run(MASKED).error) and not without.error and not padded.error
+    return answered and near_outputs(without, padded, "float64")
+
+
+def is_published(call: ModuleCall) -> bool:
+    """Whether its masks have the names of torch.nn.MultiheadAttention."""
+    return bool(set(PUBLISHED) & set(call.options.named.spelled.values()))
+
+
+def _states_polarity(call: ModuleCall) -> bool:
+    """Whether a name is of torch.nn.MultiheadAttention alone: torch's function has the others, and another meaning."""
+    return "key_padding_mask" in call.options.named.spelled.values()
+
+
+def shaped(case: Case, form: MaskForm) -> Case:
+    """The case with a mask as a form allows it."""
+    kept = form not in SHAPES or case.mask_shape in COARSER[form]
+    return case if kept else replace(case, mask_shape=SHAPES[form])
+
+
+def fit_form(case: Case, form: MaskForm) -> Case | Unsupported:
+    """The fit of a form: masks of keys that differ by sample have no near one that is the same for all samples."""
+    if form is MaskForm.SHARED and case.mask_shape is MaskShape.KEYS and case.mask is not MaskKind.NONE:
+        return Unsupported("its masks are the same for all samples")
+    return shaped(case, form)
+
+
+def has_effect(check: ClaimCheck, case: Case) -> bool:
+    """Whether a changed key changes those queries that may see it, and no others, be it causal or not."""
+    always = Feature.CAUSAL not in check.claims and not check.claims.premises.causal
+    return _has_effect(check, case) or (always and sees_no_later_key(check) and _has_effect(causal(check), case))
+
+
+def _hides_keys(check: ClaimCheck, case: Case) -> bool:
+    """Whether a key that is changed changes queries of those samples that see it alone, where rows may be mixed up."""
+    fitted = fit(case, check.claims)
+    if isinstance(fitted, Unsupported):
+        return False
+    problem = build(fitted, check.dtype)
+    whole = visible(fitted, problem.attn_mask, problem.key_padding_mask, None)
+    seen: Booleans = np.asarray(np.asarray(whole).any((1, 2)))
+    changed = list(changes(check, fitted, each_sample=True, at=KEYS))
+    hidden = any(not seen[:, key].all() for key, _ in changed)
+    return hidden and all(np.array_equal(queries.any(-1), seen[:, key]) for key, queries in changed)
+
+
+def _has_effect(check: ClaimCheck, case: Case) -> bool:
+    fitted = fit(case, check.claims)
+    if isinstance(fitted, Unsupported):
+        return False
+    problem = build(fitted, check.dtype)
+    masked: Booleans = visible(fitted, problem.attn_mask, problem.key_padding_mask, None)
+    seen: Booleans = np.asarray((np.tril(masked) if fitted.causal else masked).any(1))
+    compared = list(_compared(check, fitted, seen, problem.sharing is Sharing.SELF))
+    return bool(compared) and all(compared)
+
+
+def hides_queries(check: ClaimCheck) -> bool:
+    """Whether padding is right for the tokens that are left, and the others see something else as queries."""
+    fitted = fit(PADDED, check.claims)
+    if isinstance(fitted, Unsupported) or fitted.module is None or fitted.module.sharing is not Sharing.SELF:
+        return False
+    left: Booleans = np.asarray(build(fitted, check.dtype).key_padding_mask)
+    agrees = []
+    for key, changed in changes(check, fitted, each_sample=True, at=OF_PADDED):
+        others = np.arange(changed.shape[-1]) != key
+        agrees.append((changed == left[:, [key]]) | ~others)
+    right_for_others = bool(agrees) and all(bool(each[left].all()) for each in agrees)
+    return right_for_others and not all(bool(each.all()) for each in agrees)
+
+
+def _compared(check: ClaimCheck, fitted: Case, seen: Booleans, tied: bool) -> Iterator[bool]:
+    at = KEYS if fitted.padding is Padding.NONE else OF_PADDED
+    for key, changed in changes(check, fitted, each_sample=True, at=at):
+        others = np.arange(changed.shape[-1]) != key if tied else np.ones(changed.shape[-1], bool)
+        yield changed.shape == seen.shape[:2] and bool((changed == seen[..., key])[:, others].all())
+
+
+def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check with the answer to a row without keys that is seen, without masks that are not what names promise."""
+    check, unread = without_unread(call, check)
+    check, notes = _without_unlike(call, check)
+    notes = [*unread, *notes]
+    check, lengths = lengths_as_seen(check)
+    notes = [*notes, *lengths]
+    given = [f for f, (option, _) in EMPTIED_BY.items() if f in check.claims and option in call.options.spelled]
+    for feature in given:
+        kinds = ROWS if given == [feature] else OWN_ROWS[feature]
+        check, notes = empty_rows_as_seen(check, shaped(EMPTIED_BY[feature][1], call.form), notes, kinds)
+    if Feature.KEY_PADDING in check.claims and not is_published(call) and hides_queries(check):
+        check = check.without({Feature.KEY_PADDING})
+        notes = [*notes, "key-padding not claimed: it hides tokens as queries, too"]
+    if Feature.KEY_PADDING in check.claims:
+        both = not given and Feature.CAUSAL not in check.claims  # if it is always causal, its triangle and padding meet
+        check, notes = empty_rows_as_seen(check, EMPTY, notes, ("padding", "causal") if both else ("padding",))
+    return check, list(dict.fromkeys(notes))
+
+
+def lengths_as_seen(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check with valid lengths of samples alone, where those of each query raise."""
+    longer = PLAIN.sized(key_length=24)  # a length for each query, as many as keys, might be taken for one for each key
+    of_samples, of_queries = (replace(longer, padding=each) for each in (Padding.LENGTHS, Padding.QUERY_LENGTHS))
+    if Feature.VALID_LENS not in check.claims or check.run(of_samples).error:
+        return check, []
+    if not (error := check.run(of_queries).error):
+        return check, []
+    claims = replace(check.claims, fit=partial(fit_lengths, check.claims.fit))
+    return replace(check, claims=claims), [f"valid lengths of each query not claimed: {error}"]
+
+
+def fit_lengths(fit: Fit, case: Case) -> Case | Unsupported:
+    """The fit of one that takes a valid length for each sample, and none for each query."""
+    return fit(lengths_of_samples(case))
+
+
+def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check without masks of unpublished names that raise, and without floats where zeros mask.
+
+    `attn_mask` alone is a name that others use for masks of 0 and 1 as well; `mask` is, next to a published flag too.
+    """
+    published = set(PUBLISHED) & set(call.options.named.spelled.values())
+    promised = published - {"attn_mask"} and call.options.spelled.get("float_mask") not in MASK_NAMES
+    if promised or not {"bool_mask", "float_mask"} <= set(call.options.spelled):
+        return check, []
+    if not published and (error := check.run(shaped(MASKED, call.form)).error):
+        return check.without(MASKS), [no_form_note(call, check, error)]
+    if Feature.FLOAT_MASK not in check.claims:
+        return check, []
+    plain, zeros = check.run(PLAIN), check.run(shaped(replace(BIASED, pattern=Pattern.ALL), call.form))
+    drawn = check.run(shaped(BIASED, call.form))  # some look at a mask only where it is not zero
+    added = not zeros.error and not drawn.error and near_outputs(plain, zeros, check.dtype)
+    numeric = replace(check, function=replace(call, numeric=True))
+    if added and not has_effect(numeric, shaped(MASKED, call.form)):
+        return check, []
+    why = zeros.error or drawn.error or f"{'ones' if added else 'zeros'} in it mask keys, so that it is boolean"
+    return check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}), [f"float-mask not claimed: {why}"]
+
+
+EMPTIED_BY = {Feature.BOOL_MASK: ("bool_mask", MASKED), Feature.FLOAT_MASK: ("float_mask", ADDED)}
+"""The option and the case of each kind of mask."""
+ROWS = ("bool", "float", "causal")
+OWN_ROWS = {Feature.BOOL_MASK: ("bool", "causal"), Feature.FLOAT_MASK: ("float",)}
+"""What empties the rows whose answer a mask shows: alone, and where one of the other kind is claimed, too."""
+
+
+def empty_rows_as_seen(
+    check: ClaimCheck, masked: Case, notes: list[str], kinds: tuple[str, ...] = ROWS
+) -> tuple[ClaimCheck, list[str]]:
+    """The check with the claim of what a row without keys gets, of these kinds, if that is no row of zeros."""
+    empty = masked if masked.padding is Padding.EMPTY_SAMPLE else replace(masked, pattern=Pattern.EMPTY_ROW)
+    fitted = fit(empty, check.claims)
+    if isinstance(fitted, Unsupported):
+        return check, notes
+    answer = _empty_row(check, fitted)
+    if answer is None and _sees_all_again(check, fitted):
+        with_keys = replace(check.claims, fit=partial(fit_rows_with_keys, check.claims.fit))
+        return replace(check, claims=with_keys), [*notes, "a row without keys gets what it gets without the mask"]
+    if answer is None:
+        return check, notes
+    where = ("padding",) if kinds is ROWS and masked.padding is not Padding.NONE else kinds
+    conventions = check.claims.conventions.claiming({f"empty-row-{each}": str(answer) for each in where})
+    claims: Claims = replace(check.claims, conventions=conventions)
+    return replace(check, claims=claims), [*notes, f"a row without keys gets {answer}"]
+
+
+EMPTIED = {
+    "empty-row-bool": (replace(MASKED, pattern=Pattern.EMPTY_ROW), 1),
+    "empty-row-float": (replace(PLAIN, mask=MaskKind.INFINITE, pattern=Pattern.EMPTY_ROW), 1),
+    "empty-row-causal": (PLAIN.sized(key_length=5).extended(window_left=2, window_right=2), -1),
+    "empty-row-padding": (EMPTY, 0),
+    "padded-queries": (PLAIN.extended(query_lens=True), -1),
+}
+"""A case with a row without keys for each convention on them, and the number of that row."""
+
+
+def empty_rows_of_each_kind(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check with the claims of what rows without keys get, each kind for itself, where it is no row of zeros."""
+    notes = []
+    for key, (case, row) in EMPTIED.items():
+        fitted = fit(case, check.claims)
+        answer = None if isinstance(fitted, Unsupported) else _empty_row(check, fitted, row)
+        if answer is not None:
+            conventions = check.claims.conventions.claiming({key: str(answer)})
+            check = replace(check, claims=replace(check.claims, conventions=conventions))
+            notes.append(f"{key}={answer}")
+    return check, [f"as observed: {', '.join(notes)}"] if notes else []
+
+
+def empty_rows_of_window(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check with the claim of what a query gets whose window has no key, if that is no row of zeros."""
+    premises, number = check.claims.premises, -1
+    left = premises.window_left
+    if left is None and premises.causal and check.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT:
+        left, number = 0, 0
+    if left is None:
+        return check, []
+    fitted = fit(PLAIN.sized(query_length=left + 16, key_length=4), check.claims)
+    if isinstance(fitted, Unsupported) or fitted.sizes.query_length <= left + fitted.sizes.key_length:
+        return check, []
+    answer = _empty_row(check, fitted, number)
+    if answer is None:
+        return check, []
+    conventions = check.claims.conventions.claiming({"empty-row-causal": str(answer)})
+    check = replace(check, claims=replace(check.claims, conventions=conventions))
+    return check, [f"a query without keys in its window gets {answer}"]
+
+
+def fit_rows_with_keys(fit: Fit, case: Case) -> Case | Unsupported:
+    """The fit of one that adds a number to hidden scores, which changes nothing where all of a row are hidden."""
+    by_flag = case.causal and (case.pattern is Pattern.LAST_KEY or case.padding in (Padding.LEFT, Padding.HOLES))
+    empty = case.mask is not MaskKind.NONE and case.pattern in (Pattern.EMPTY_ROW, Pattern.EMPTY_IN_ONE)
+    emptied = by_flag or empty or case.padding is Padding.EMPTY_SAMPLE
+    return Unsupported("a row without keys is answered as without the mask") if emptied else fit(case)
+
+
+def _sees_all_again(check: ClaimCheck, fitted: Case) -> bool:
+    """Whether a row without keys gets what it gets without a mask; in float64, where the added number is lost."""
+    by_sample = fitted.padding is Padding.EMPTY_SAMPLE
+    some = replace(fitted, padding=Padding.RIGHT) if by_sample else replace(fitted, pattern=Pattern.RANDOM)
+    problem, part = (build(each, "float64").forward_only() for each in (fitted, some))
+    without = problem.but(attn_mask=None, key_padding_mask=None)
+    exact = replace(check, dtype="float64")
+    got, hidden, whole = (rows(exact, each) for each in (problem, part, without))
+    if got is None or hidden is None or whole is None or near(hidden, whole, "float64"):  # a mask that is ignored
+        return False
+    at = np.s_[-1, ..., 0, :] if by_sample else np.s_[..., 1, :]
+    return near(got[at], whole[at], "float64")
+
+
+def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | None:
+    problem = build(fitted, check.dtype).forward_only()
+    outcome = check.answer(problem)
+    if outcome.error or (got := output_of(outcome)).shape[-2:-1] != (fitted.sizes.query_length,):
+        return None
+    sample, at = (got.shape[0] - 1, 0) if fitted.padding is Padding.EMPTY_SAMPLE else (slice(None), number)
+    row: Floats = got[sample, ..., at, :]
+    if np.isnan(row).all():
+        return EmptyRow.NAN
+    scoring = [name for name in ("w_q", "b_q") if name in problem.parameters] or ["query"]
+    alike = problem.but(attn_mask=None, key_padding_mask=None, causal=False, extension=NOTHING)
+    equal = rows(check, alike.with_arrays({name: problem.arrays()[name] * 0 for name in scoring}))
+    seen = [] if equal is None else [equal[sample, ..., each, :] for each in (at, -1)]  # the last one sees every key
+    return EmptyRow.UNIFORM if any(near(row, each, check.dtype) for each in seen) else None

@@ -1,0 +1,93 @@
+"""Classes without parameters: attention of query, key and value that only has settings, such as a temperature."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache, update_wrapper
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.modules.constructor_names import BY_NAME, Size, size_of
+from attention_conformance.implementations.discovery.modules.held_arrays import arrays_in, method_of
+from attention_conformance.implementations.discovery.signatures import is_variadic, positional, required
+
+WIDTHS = ("dim", "d_k", "d_head", "dim_head", "head_dim", "d_model")
+"""Parameters of such a constructor that take the width of a head."""
+
+
+def as_function(kind: type) -> Callable[..., Any] | None:
+    """The class as a function of query, key and value in heads; None where it has parameters, or takes fewer inputs.
+
+    A class that is no module is called through its __call__, or a method named like one. It is built for the width of a
+    head, which is that of the query.
+    """
+    if issubclass(kind, torch.autograd.Function):
+        return _applied(kind)
+    name = "forward" if issubclass(kind, nn.Module) else method_of(kind)
+    method: Any = getattr(kind, name, None)
+    undefined = method is nn.Module.forward or not inspect.isfunction(method)
+    if undefined or len(positional(inspect.signature(method))) < 4:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        made = safe_call(lambda: _built(kind, 8)).value
+    if made is None or _holds_parameters(made):
+        return None
+    build = cache(lambda width: _built(kind, width))
+
+    def call(query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
+        made = build(query.shape[-1])
+        called = made if isinstance(made, nn.Module) else getattr(made, name)
+        return called(query, key, value, *others, **options)
+
+    named = cast(Any, update_wrapper(call, kind, assigned=("__name__", "__module__", "__doc__"), updated=()))
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    named.__signature__ = inspect.Signature(parameters)  # what inspect.signature reads
+    return cast(Callable[..., Any], named)
+
+
+def _applied(kind: Any) -> Callable[..., Any]:
+    """A torch.autograd.Function as the function that applies it."""
+    parameters = list(inspect.signature(kind.forward).parameters.values())
+    signature = inspect.Signature(parameters[1:])  # without the context
+
+    def call(*given: Any, **named: Any) -> Any:
+        bound = signature.bind(*given, **named)
+        bound.apply_defaults()
+        return kind.apply(*bound.args)
+
+    applied = cast(Any, update_wrapper(call, kind, assigned=("__name__", "__module__", "__doc__"), updated=()))
+    applied.__signature__ = signature  # what inspect.signature reads
+    return cast("Callable[..., Any]", applied)
+
+
+def _holds_parameters(made: Any) -> bool:
+    """Whether a module has parameters, or an object of another class attributes that are matrices."""
+    if isinstance(made, nn.Module):
+        return any(True for _ in made.parameters())
+    return any(matrix.ndim >= 2 for matrix in arrays_in(made))
+
+
+def _built(kind: Callable[..., Any], width: int) -> Any:
+    """It, for this width of a head; in evaluation mode where its rate of dropout is fixed.
+
+    Raises:
+        TypeError: its constructor needs something that is not known.
+    """
+    given: dict[str, Any] = {}
+    for parameter in inspect.signature(kind).parameters.values():
+        name = parameter.name.lower()
+        if is_variadic(parameter):
+            continue
+        if size_of(name) is Size.RATE:
+            given[parameter.name] = 0.0
+        elif required(parameter) and name == "temperature":
+            given[parameter.name] = width**0.5
+        elif required(parameter) and (name in WIDTHS or BY_NAME.get(name) is Size.HEAD_WIDTH):
+            given[parameter.name] = width
+    made = kind(**given)
+    drops = isinstance(made, nn.Module) and any(isinstance(each, nn.Dropout) and each.p for each in made.modules())
+    return made.eval() if drops else made

@@ -1,0 +1,1 @@
+"""Interfaces of shipped kernels, recognised by the names of their parameters."""

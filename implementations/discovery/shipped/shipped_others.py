@@ -1,0 +1,239 @@
+"""The functions of FlashInfer, xFormers, transformers, JAX, ONNX and torch's flex_attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from attention_conformance.implementations.adapters.paging import lengths_of_samples
+from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.discovery.shipped.shipped import (
+    Interface,
+    Shipped,
+    called_tokens_first,
+    first,
+    joined,
+)
+from attention_conformance.implementations.discovery.shipped.shipped_latent import LATENT
+from attention_conformance.implementations.discovery.shipped.shipped_merge import MERGES
+from attention_conformance.implementations.discovery.shipped.shipped_paged import PAGED
+from attention_conformance.implementations.discovery.shipped.shipped_planned import PLANNED, to_the_left
+from attention_conformance.implementations.discovery.shipped.shipped_quantised import QUANTISED
+from attention_conformance.spec.cases import Case, Padding
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.masks import real_keys
+from attention_conformance.spec.optional import optional
+
+torch = optional("torch")
+
+FLASHINFER = {
+    "scale": "sm_scale",
+    "window_size": "window_left",
+    "softcap": "logits_soft_cap",
+    "rotary_base": "rope_theta",
+}
+BOTTOM_RIGHT = {"causal-alignment": "bottom-right", "log-sum-exp-base": "2"}
+
+
+def one_query(case: Case) -> Case | Unsupported:
+    """The fit of a decoder's step, whose query stands at the last key."""
+    return to_the_left(replace(case.sized(query_length=1), causal=False))
+
+
+def prefill(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    """(L, H, d) each, a call for each sample."""
+    mask = options.pop("attn_mask", None)
+    if mask is not None and options.get("is_causal"):
+        raise ValueError("a custom mask takes the place of the causal flag")
+    keywords = _flashinfer(shipped, options)
+    masks = [{}] * len(query) if mask is None else _custom_masks(mask, query, key)
+    rows = zip(query, key, value, masks, strict=True)
+    calls = [(*(x.swapaxes(0, 1).contiguous() for x in three), given) for *three, given in rows]
+    answers = [first(shipped.function(q, k, v, **keywords, **given)) for q, k, v, given in calls]
+    return _stacked(answers)
+
+
+def decode(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    """(H, d) for the query, (L, H, d) for key and value, a call for each sample."""
+    keywords = _flashinfer(shipped, options)
+    rows = (
+        (q[:, 0].contiguous(), *(x.swapaxes(0, 1).contiguous() for x in kv))
+        for q, *kv in zip(query, key, value, strict=True)
+    )
+    answers = [first(shipped.function(*three, **keywords)) for three in rows]
+    return _stacked([(output[None], tuple(log[None] for log in logs)) for output, logs in answers])
+
+
+def _flashinfer(shipped: Shipped, options: dict[str, Any]) -> dict[str, Any]:
+    given = dict(options)
+    if "window_size" in given:
+        given["window_size"] = given["window_size"][0]
+    rotary = {"pos_encoding_mode": "ROPE_LLAMA", "rope_scale": 1.0} if "rotary_base" in given else {}
+    return shipped.keywords(given) | rotary
+
+
+def _custom_masks(mask: Any, query: Any, key: Any) -> list[dict[str, Any]]:
+    full = mask.expand(len(query), 1, query.shape[2], key.shape[2])
+    return [{"custom_mask": each.contiguous()} for each in full[:, 0]]
+
+
+def _stacked(answers: list[tuple[Any, tuple[Any, ...]]]) -> Any:
+    """Outputs (Lq, H, d) and log-sum-exps (Lq, H) of the samples, as (B, H, Lq, d) and (B, H, Lq)."""
+    logs = zip(*(logs for _, logs in answers), strict=True)
+    stacked = torch.stack([output.swapaxes(0, 1) for output, _ in answers])
+    return joined(stacked, *(torch.stack([log.swapaxes(0, 1) for log in each]) for each in logs))
+
+
+def xformers(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    """(B, L, H, d) each, and a bias of every score."""
+    return called_tokens_first(shipped, (query, key, value), _with_full_mask(shipped, options, query, key))[0]
+
+
+def eager(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    """With a module that knows its mode and its groups; the output as (B, Lq, H, d)."""
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = query.shape[1] // max(1, key.shape[1]), False
+    keywords = {"attention_mask": None, "scaling": query.shape[-1] ** -0.5}
+    keywords |= _with_full_mask(shipped, options, query, key)
+    output, extras = first(shipped.function(module, query, key, value, **keywords))
+    return joined(output.swapaxes(1, 2), *(each for each in extras if each is not None))
+
+
+def _with_full_mask(shipped: Shipped, options: dict[str, Any], query: Any, key: Any) -> dict[str, Any]:
+    keywords = shipped.keywords(options)
+    if "attn_bias" in options:
+        mask = options["attn_bias"]
+        keywords[shipped.own["attn_bias"]] = mask.expand(*query.shape[:3], key.shape[2])
+    return keywords
+
+
+def jax_nn(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    """(B, L, H, d) each; masks of four axes, padding is one; a window without a limit is one that is wide enough.
+
+    Lengths are int32.
+    """
+    given = dict(options)
+    for name in {"valid_lens", "query_lens"} & given.keys():
+        given[name] = given[name].astype("int32")
+    if (padding := given.pop("key_padding_mask", None)) is not None:
+        given["attn_mask"] = padding[:, None, None, :] & given.get("attn_mask", True)
+    if "window_size" in given:
+        wide = query.shape[2] + key.shape[2]
+        given["window_size"] = tuple(wide if side < 0 else side for side in given["window_size"])
+    for name in {"attn_mask", "attn_bias"} & given.keys():
+        given[name] = given[name].reshape((1,) * (4 - given[name].ndim) + given[name].shape)
+    output, logs = first(shipped.function(*(x.swapaxes(1, 2) for x in (query, key, value)), **shipped.keywords(given)))
+    return joined(output.swapaxes(1, 2), *(log.swapaxes(1, 2) for log in logs))
+
+
+def from_the_real_end(case: Case) -> Case | Unsupported:
+    """The fit of lengths with which the last query stands at the last real key, where they meet the causal flag."""
+    fitted = lengths_of_samples(case)
+    if not (fitted.causal and fitted.padding is Padding.LENGTHS):
+        return fitted
+    queries = max(1, fitted.sizes.query_length)
+    while real_keys(fitted).sum(-1).min(initial=queries) < queries:
+        fitted = fitted.sized(key_length=fitted.sizes.key_length + queries)
+    return fitted.extended(query_starts=True)
+
+
+def onnx(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    """(B, H, L, d) each, with the counts of heads; keys and values of a cache are returned after the output."""
+    given = {**shipped.keywords(options), "q_num_heads": query.shape[1], "kv_num_heads": key.shape[1]}
+    if "qk_matmul_output_mode" not in shipped.names:
+        return first(shipped.function(query, key, value, **given))[0]
+    output, extras = first(shipped.function(query, key, value, **given, qk_matmul_output_mode=3))
+    return joined(output, *extras[2:3])
+
+
+def flex(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    """Masks and biases as functions of the position of a score."""
+    from attention_conformance.implementations.builtin.flex import FlexCall, arguments, one_block, uncompiled
+    from attention_conformance.implementations.builtin.inhouse.call_options import Options
+
+    flag = {name: given for name, given in options.items() if name == "return_lse"}
+    suite = {name: given for name, given in options.items() if name not in flag}
+    grouped = query.shape[1] != key.shape[1]
+    call = FlexCall(query, key, value, Options(**suite, enable_gqa=grouped))
+    with uncompiled():
+        return shipped.function(query, key, value, **arguments(call, one_block), **flag)
+
+
+SCORED = {"attn_mask": "block_mask", "key_padding_mask": "block_mask", "is_causal": "block_mask", "scale": "scale"}
+SCORED |= dict.fromkeys(("window_size", "query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k"), "block_mask")
+SCORED |= dict.fromkeys(("softcap", "alibi_slopes", "relative_bias", "query_start"), "score_mod")
+
+OTHERS = (
+    Interface(
+        "flashinfer.single_prefill_with_kv_cache",
+        frozenset({"q", "k", "v", "custom_mask", "sm_scale", "window_left"}),
+        prefill,
+        FLASHINFER | {"is_causal": "causal", "attn_mask": "custom_mask"},
+        BOTTOM_RIGHT | {"causal-with-mask": "error"},
+        fit=to_the_left,
+        lacks=frozenset({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}),
+    ),
+    Interface(
+        "flashinfer.single_decode_with_kv_cache",
+        frozenset({"q", "k", "v", "kv_layout", "sm_scale", "window_left"}),
+        decode,
+        FLASHINFER,
+        BOTTOM_RIGHT,
+        fit=one_query,
+    ),
+    Interface(
+        "xformers.ops.memory_efficient_attention",
+        frozenset({"query", "key", "value", "attn_bias", "p"}),
+        xformers,
+        {"attn_bias": "attn_bias", "scale": "scale", "dropout_p": "p"},
+    ),
+    Interface(
+        "transformers' eager_attention_forward",
+        frozenset({"module", "query", "key", "value", "attention_mask", "scaling"}),
+        eager,
+        {"attn_bias": "attention_mask", "scale": "scaling", "dropout_p": "dropout"},
+        {"softmax-precision": "float32", "empty-row": "nan"},
+    ),
+    Interface(
+        "jax.nn.dot_product_attention",
+        frozenset({"query", "key", "value", "bias", "mask", "is_causal", "key_value_seq_lengths"}),
+        jax_nn,
+        {
+            "attn_mask": "mask",
+            "attn_bias": "bias",
+            "is_causal": "is_causal",
+            "scale": "scale",
+            "window_size": "local_window_size",
+            "key_padding_mask": "mask",
+            "valid_lens": "key_value_seq_lengths",
+            "query_lens": "query_seq_lengths",
+        },
+        {"softmax-precision": "float32"},
+        fit=lengths_of_samples,
+    ),
+    Interface(
+        "ONNX Attention",
+        frozenset({"Q", "K", "V", "is_causal", "q_num_heads", "kv_num_heads"}),
+        onnx,
+        {name: name for name in ("attn_mask", "is_causal", "scale", "softcap")} | {"valid_lens": "nonpad_kv_seqlen"},
+        fit=from_the_real_end,
+    ),
+    Interface(
+        "torch's flex_attention",
+        frozenset({"query", "key", "value", "score_mod", "block_mask"}),
+        flex,
+        SCORED,
+        {"causal-alignment": "top-left"},
+    ),
+)
+
+
+@cache
+def interfaces() -> tuple[Interface, ...]:
+    """All interfaces that are known; the first whose parameters a function has is its own."""
+    if not torch:
+        return (*(each for each in OTHERS if each.call in (jax_nn, onnx)), *MERGES, *PAGED, *QUANTISED, *LATENT)
+    from attention_conformance.implementations.discovery.shipped.shipped_flash import FLASH
+
+    return (*FLASH, *OTHERS, *MERGES, *PLANNED, *PAGED, *QUANTISED, *LATENT)

@@ -1,0 +1,57 @@
+"""Masks whose names promise nothing: what was seen is stated, and so is what hides other keys than it should."""
+
+import pytest
+
+from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
+
+__all__ = ["make"]
+
+MASKED = """
+class f(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v = (nn.Linear(d_model, d_model) for _ in "qkv")
+    def forward(self, x, {name}=None, segment_mask=None):
+        q, k, v = (split(each(x), self.h) for each in (self.q, self.k, self.v))
+        s = q @ k.mT / q.shape[-1] ** 0.5
+        if {name} is not None:
+            s = s.masked_fill({hidden}, -1e9)
+        return (s.softmax(-1) @ v).transpose(1, 2).flatten(2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "meaning"),
+    [
+        ("padding_mask", "padding_mask[:, None, None]", Polarity.MASKED_OUT),
+        ("src_mask", "src_mask[:, None, None] == 0", Polarity.MAY_ATTEND),
+    ],
+)
+def test_the_meaning_of_true_is_told(make: Make, name: str, hidden: str, meaning: Polarity) -> None:
+    made = make(MASKED.format(name=name, hidden=hidden))
+    assert Feature.KEY_PADDING in made.claims
+    assert f"as seen: True in its {name!r} means {str(meaning).replace('-', ' ')}" in made.about
+    assert "finding: 'segment_mask' not judged" in made.about
+    assert_conforms(made)
+
+
+def test_one_that_is_ignored_has_no_meaning(make: Make) -> None:
+    made = make("def f(query, key, value, mask=None): return attend(query, key, value)[0]")
+    assert Feature.BOOL_MASK in made.claims
+    assert "as seen" not in made.about
+
+
+@pytest.mark.parametrize("name", ["mask", "pad_mask"])
+def test_one_that_hides_other_keys_is_a_finding(make: Make, name: str) -> None:
+    made = make(MASKED.format(name=name, hidden=f"{name}[:, None, :, None]"))
+    assert Feature.KEY_PADDING not in made.claims
+    assert f"finding: its {name!r} takes one number for each key, (B, Lk), and hides other keys" in made.about
+
+
+@pytest.mark.parametrize("hidden", ["key_mask.roll(1, -1)[:, None, None]", "key_mask.flip(0)[:, None, None]"])
+def test_one_that_is_that_of_other_keys_is_accused(make: Make, hidden: str) -> None:
+    with pytest.raises((AssertionError, ValueError), match=r"elements differ|has no cotangent"):
+        assert_conforms(make(MASKED.format(name="key_mask", hidden=hidden)))
