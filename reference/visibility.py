@@ -63,7 +63,7 @@ def visibility(problem: Problem, conventions: Conventions, places: Positions | N
     shape = (problem.batch, problem.num_heads, problem.query.shape[-2], problem.key.shape[-2])
     problem, places = in_force(problem, conventions), places or positions(problem, conventions)
     masked, padded, placed = _kept(problem), _padding(problem), _placed(problem, conventions, places)
-    allowed = masked & padded & placed & _asked(problem)
+    allowed = masked & padded & placed & _real_query(problem)
     allowed = np.broadcast_to(allowed, (*allowed.shape[:-4], *shape))
     answers = _answers(problem, conventions, masked, padded, allowed)
     return _extended(problem, Visibility(allowed, _added(problem, allowed, places), answers))
@@ -105,7 +105,7 @@ def _leading(lengths: Array, key_length: int) -> Booleans:
     return np.arange(key_length) < counts
 
 
-def _asked(problem: Problem) -> Booleans:
+def _real_query(problem: Problem) -> Booleans:
     """Broadcasts to (B, H, Lq, Lk), True = a real query."""
     lengths = problem.extras.get("query_lens")
     if lengths is None:
@@ -192,8 +192,8 @@ def _answers(
     empty = np.asarray(~allowed.any(-1))
     if not empty.any():
         return dict.fromkeys(EmptyRow, empty)
-    masked, padded, asked = (np.broadcast_to(each, allowed.shape) for each in (masked, padded, _asked(problem)))
-    no_query = empty & ~asked.any(-1)
+    masked, padded, real = (np.broadcast_to(each, allowed.shape) for each in (masked, padded, _real_query(problem)))
+    no_query = empty & ~real.any(-1)
     from_mask = empty & ~no_query & ~masked.any(-1)
     from_padding = empty & ~no_query & ~from_mask & ~padded.any(-1)
     rest = empty & ~no_query & ~from_mask & ~from_padding

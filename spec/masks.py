@@ -46,6 +46,7 @@ def _shape(case: Case) -> tuple[int, int, int, int]:
 
 def _pattern(case: Case, shape: tuple[int, int, int, int], rng: np.random.Generator) -> Booleans:
     queries, keys = np.arange(shape[2])[:, None], np.arange(shape[3])
+    second = slice(min(1, max(0, shape[2] - 1)), min(2, shape[2]))  # the only row, if there is one alone
     match case.pattern:
         case Pattern.ALL:
             return np.ones(shape, bool)
@@ -71,11 +72,11 @@ def _pattern(case: Case, shape: tuple[int, int, int, int], rng: np.random.Genera
             return np.asarray(np.array(_rules(shape[2], shape[3]))[(slices + case.seed) % 4])
         case Pattern.EMPTY_ROW:
             keep = _random(case, shape, rng)
-            keep[..., min(1, shape[2] - 1), :] = False
+            keep[..., second, :] = False
             return keep
         case Pattern.EMPTY_IN_ONE:
             keep = _random(case, shape, rng)
-            keep[-1:, -1:, min(1, shape[2] - 1)] = False
+            keep[-1:, -1:, second] = False
             return keep
         case Pattern.RANDOM:
             return _random(case, shape, rng)

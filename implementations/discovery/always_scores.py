@@ -38,11 +38,11 @@ BASES = (10000.0, 500000.0, 1000000.0)
 FAINTEST = np.log(1e-12)
 """Logarithm of a weight below which nothing is compared."""
 CAPS, POINTS = (1.0, 200.0), 40
+"""Bounds of scores that are looked for, and how many are tried between two."""
 ALIBI_INSIDE = (
     "its scores always fall with the distance of a key, by slopes of {}, which are not those of ALiBi: "
     "let it take them as `alibi_slopes`, or write an adapter (docs/adapter.md)"
 )
-"""Bounds of scores that are looked for, and how many are tried between two."""
 
 
 def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Premises]:

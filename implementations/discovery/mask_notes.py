@@ -25,7 +25,7 @@ def mask_notes(options: Options, check: ClaimCheck, given: Iterable[str] = ()) -
     seen = named and not check.ignores(MASKED if Feature.BOOL_MASK in claims else PADDED)
     others = [name for name in options.other_masks if name not in {*given}]
     listed = ", ".join(map(repr, others))
-    unjudged = [f"finding: {listed} not judged: the suite knows no mask of that name beside {own!r}"] if others else []
+    unjudged = [f"finding: {listed} not judged: the suite knows no mask of that name next to {own!r}"] if others else []
     return [*([f"as seen: True in its {own!r} means {meaning}"] if seen else []), *unjudged]
 
 

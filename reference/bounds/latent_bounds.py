@@ -30,9 +30,9 @@ def in_either_form(problem: Problem, forward: ForwardBounds, precision: Precisio
 
 
 def _with_extra_keys(rows: Floats, length: int) -> Floats:
-    """Zeros follow: keys and values beside those of tokens are not made of latents."""
-    beside = [(0, 0)] * (rows.ndim - 2) + [(0, length - rows.shape[-2]), (0, 0)]
-    return np.pad(rows, beside)
+    """Zeros follow: extra keys and values are not made of latents."""
+    padding = [(0, 0)] * (rows.ndim - 2) + [(0, length - rows.shape[-2]), (0, 0)]
+    return np.pad(rows, padding)
 
 
 def latent_bounds(

@@ -164,7 +164,8 @@ def _modules(text: str) -> set[str]:
 
 def versions(installed: Path) -> list[str]:
     """All that is in a package's environment, such as "numpy==2.4.6". `installed`: what `environment` returned."""
-    return (installed.parents[1] / READY).read_text(encoding="utf-8").split()
+    folder = next(each for each in installed.parents if (each / READY).is_file())  # names of npm may have two parts
+    return (folder / READY).read_text(encoding="utf-8").split()
 
 
 def _uv() -> list[str]:

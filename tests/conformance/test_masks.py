@@ -32,7 +32,7 @@ PREFIX = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, pattern=Pattern.PRE
 PREFIX_SHAPES = (MaskShape.KEYS, MaskShape.SAMPLE, MaskShape.EACH_KEYS)
 TRIANGLE = Case(seed=15, mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED, pattern=Pattern.TRIANGLE)
 RULES = replace(TRIANGLE, seed=0, pattern=Pattern.RULES).sized(query_length=7, key_length=7)
-ASKED = Case(seed=18).sized(batch=4).extended(query_lens=True)
+OF_REAL = Case(seed=18).sized(batch=4).extended(query_lens=True)
 """Samples have all queries, some, or none."""
 PADDED_LOW = Case(padding=Padding.RIGHT, scores=Scores.VERY_NEGATIVE)
 
@@ -136,9 +136,13 @@ CLAUSES = table(
     ),
     row(
         "masks.query-lens",
-        *(ASKED, ASKED.sized(query_length=1), ASKED.sized(query_length=6, key_length=9, batch=3)),
-        *(replace(ASKED, causal=True), replace(ASKED, padding=Padding.LENGTHS), replace(ASKED, mask=MaskKind.BOOL)),
-        replace(ASKED, causal=True, padding=Padding.LENGTHS).sized(query_length=3, key_length=11),
+        *(OF_REAL, OF_REAL.sized(query_length=1), OF_REAL.sized(query_length=6, key_length=9, batch=3)),
+        *(
+            replace(OF_REAL, causal=True),
+            replace(OF_REAL, padding=Padding.LENGTHS),
+            replace(OF_REAL, mask=MaskKind.BOOL),
+        ),
+        replace(OF_REAL, causal=True, padding=Padding.LENGTHS).sized(query_length=3, key_length=11),
         context="a query beyond the length of its sample is claimed to give {claimed.padded_queries}",
     ),
     row(

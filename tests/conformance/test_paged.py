@@ -124,8 +124,8 @@ def test_fresh_memory(judge: Judge) -> None:
 def test_placement(judge: Judge) -> None:
     for case in judge.cases(lengths(LONG, 1), last(LONG, 5, 16), last(LONG.sized(key_length=300), 1, 16)):
         problem = judge.problem(case).forward_only()
-        turned = changed(problem, block_table=lambda table: table.max(initial=0) - table)
-        first, second = (judge.answer(case, each) for each in (problem, turned))
+        elsewhere = changed(problem, block_table=lambda table: table.max(initial=0) - table)
+        first, second = (judge.answer(case, each) for each in (problem, elsewhere))
         if first is not None and second is not None:
             same = np.asarray(first.output).tobytes() == np.asarray(second.output).tobytes()
             judge.assert_that(case, same, "the same keys in other pages give other bits")

@@ -28,11 +28,11 @@ from attention_conformance.spec.premises import NO_PREMISES, Premises
 ROOM = "attention_conformance.implementations"
 MODULE_IMPORTS = (
     f"from {ROOM}.adapters.arranged import Arranged",
-    f"from {ROOM}.discovery.constructor_names import Size",
-    f"from {ROOM}.discovery.constructors import Constructor",
-    f"from {ROOM}.discovery.forwards import ModuleCall",
-    f"from {ROOM}.discovery.neutrals import Neutral",
-    f"from {ROOM}.discovery.modules import module_run",
+    f"from {ROOM}.discovery.modules.constructor_names import Size",
+    f"from {ROOM}.discovery.modules.constructors import Constructor",
+    f"from {ROOM}.discovery.modules.forwards import ModuleCall",
+    f"from {ROOM}.discovery.modules.neutrals import Neutral",
+    f"from {ROOM}.discovery.modules.modules import module_run",
     f"from {ROOM}.discovery.signatures import Options",
     f"from {ROOM}.discovery.vocabulary import MaskForm",
     "from attention_conformance import Polarity",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,8 +55,8 @@ def width_in(given: Mapping[str, Any]) -> int:
     return 0
 
 
-class Asked(dict[str, Any]):
-    """A dictionary of weights, which has each that it is asked for by a name that states what it holds."""
+class OnDemand(dict[str, Any]):
+    """A dictionary of weights, which makes each that is looked up by a name that states what it holds."""
 
     def __init__(self, width: int, roles: str = "") -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Asked(dict[str, Any]):
         elif self.roles:
             self[key] = weight_named(key, self.width, self.roles)
         else:
-            self[key] = Asked(self.width, roles)
+            self[key] = OnDemand(self.width, roles)
         return self[key]
 
 
@@ -88,16 +88,13 @@ def layers_of(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter
 def dictionaries(parameters: Sequence[inspect.Parameter], width: int) -> Iterator[dict[str, Any]]:
     """What may be given to these parameters, the likelier first."""
     if len(parameters) == 1 and parameters[0].name.lower() in WHOLE:
-        yield {parameters[0].name: Asked(width)}
+        yield {parameters[0].name: OnDemand(width)}
         return
-    for keys, asked in product(PAIRS, (False, True)):
-        if asked and keys is not PAIRS[0]:
-            continue
-        roles = {p.name: LAYERS[p.name.lower()] for p in parameters}
-        yield {
-            name: Asked(width, each) if asked else {key: weight_named(key, width, each) for key in keys}
-            for name, each in roles.items()
-        }
+    roles = {p.name: LAYERS[p.name.lower()] for p in parameters}
+    for number, keys in enumerate(PAIRS):
+        yield {name: {key: weight_named(key, width, each) for key in keys} for name, each in roles.items()}
+        if number == 0:
+            yield {name: OnDemand(width, each) for name, each in roles.items()}
 
 
 def flattened(given: Mapping[str, Any], path: str = "") -> dict[str, Any]:
@@ -124,6 +121,6 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
 def shown_by(call: Callable[[Mapping[str, Any]], Any], tried: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
     """The arrays by path of the first dictionaries with which a call raises nothing; None where there is none."""
     for given in tried:
-        if not safe_call(lambda given=given: call(given)).error:  # type: ignore[misc]
+        if not safe_call(partial(call, given)).error:
             return flattened(given)
     return None

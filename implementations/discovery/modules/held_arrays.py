@@ -75,12 +75,12 @@ def plain_class(kind: type) -> type[nn.Module] | None:
     drawn = [p.name for p in own if p not in shown and p.name not in weights]
     if weights and not any(size_of(p.name) is Size.WIDTH for p in shown) and not settings_parameter(_signature(shown)):
         shown.append(inspect.Parameter(SIZES[0], inspect.Parameter.KEYWORD_ONLY))
-    unasked = {SIZES[0]} - {p.name for p in own}
+    added = {SIZES[0]} - {p.name for p in own}
 
     def made(**given: Any) -> Held:
         arrays = {name: weight_named(name, width_in(given)) for name in weights}
-        asked = {name: each for name, each in given.items() if name not in unasked}
-        made = kind(**asked, **arrays, **{name: random_key() for name in drawn})
+        own = {name: each for name, each in given.items() if name not in added}
+        made = kind(**own, **arrays, **{name: random_key() for name in drawn})
         places = _weights(dict(_arrays(made, "", DEEPEST)))
         if not places:
             raise ValueError("it has no weights")
@@ -190,9 +190,9 @@ def weighted_function(function: Any) -> type[nn.Module] | None:
 
         arrays: Mapping[str, Any] | None = {p.name: weight_named(p.name, embed_dim) for p in weights}
         if layers:
-            x = np.ones((4, embed_dim), np.float32)
-            asking = lambda each, x: answer(each, [x] * sum(map(required, called.parameters.values())), {})  # noqa: E731
-            shown = (shown_by(partial(asking, x=y), dictionaries(layers, embed_dim)) for y in (x[None], x))
+            x, number = np.ones((4, embed_dim), np.float32), sum(map(required, called.parameters.values()))
+            calls = [partial(answer, inputs=[rows] * number, options={}) for rows in (x[None], x)]
+            shown = (shown_by(call, dictionaries(layers, embed_dim)) for call in calls)
             arrays = next((each for each in shown if each), None)
         if arrays is None:
             raise ValueError("the keys of its weights are unknown")

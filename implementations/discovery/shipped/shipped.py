@@ -145,7 +145,7 @@ class ShippedCall:
         return seen(self.shipped) if seen else (self.interface.fit, "")
 
     def claimed(self, features: frozenset[Feature]) -> frozenset[Feature]:
-        """What it claims of these, and besides."""
+        """Those of these features that it offers, and what it documents for the options that it takes."""
         offered = {feature for option, feature in self.interface.offers.items() if option in self.shipped.own}
         return (features | offered) - self.interface.lacks
 

@@ -75,7 +75,7 @@ def _cached(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options
 def with_new_keys(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
     """The last keys of each sample, as many as queries, are new ones, which the function writes behind those it has.
 
-    Those that it has are rotated, and new ones are not.
+    What it has is given rotated; new keys are not: the function rotates them.
     """
     counts = _counts(key, options)
     new = min(query.shape[2], int(counts.min()) if len(counts) else 0)

@@ -23,7 +23,7 @@ from attention_conformance.implementations.discovery.targets.absent import Absen
 from attention_conformance.implementations.discovery.targets.definitions import define_the_rest, failed_line
 
 SYNTAX = "write FILE.py:NAME or package.module:NAME"
-SUITE = Path(__file__).resolve().parents[2]
+SUITE = Path(__file__).resolve().parents[3]
 LISTED = 12
 """The most names that a message lists."""
 

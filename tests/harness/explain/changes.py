@@ -61,13 +61,13 @@ NAMES |= {f"w_{role}": f"weight matrix of {role}" for role in "qkvo"} | {
 REPAIRS = {"hidden": "Put minus infinity in place of hidden scores."}
 NEXT = ("the causal triangle shows each query the next key, too", "Hide from the first later key on: triu(1).")
 OWN = ("the causal triangle hides each query's own key", "Hide from the first later key on: triu(1).")
-SAID = {
+WORDED = {
     ("causal triangle", "positions of queries one too large"): NEXT,
     ("causal triangle", "positions of keys one too small"): NEXT,
     ("causal triangle", "positions of queries one too small"): OWN,
     ("causal triangle", "positions of keys one too large"): OWN,
 }
-"""How a change is said and repaired that has better words than those of its entry, by stage."""
+"""Better words for a change, and for its repair, than those of its entry; by stage."""
 SCALARS = ("scale", "given_scale", "softcap", "norm_epsilon", "rotary_base", "window_left", "window_right")
 OPTIONAL = ("window_left", "window_right", "given_scale", *(f"b_{role}" for role in "qkvo"))
 PLACES = ("query_places", "key_places", "query_documents", "key_documents")
@@ -110,7 +110,7 @@ def of_entry(stage: str, entry: str) -> Iterator[Named]:
     repair = REPAIRS.get(entry, f"Take the {noun} as {are}.")
     where = f" before the {stage}" if entry in CHANGING else f" in the {stage}" if entry in (*PLACES, "hidden") else ""
     for words, change in _changes(entry):
-        yield *SAID.get((stage, f"{noun} {words}"), (f"{noun} {words}{where}", repair)), change
+        yield *WORDED.get((stage, f"{noun} {words}"), (f"{noun} {words}{where}", repair)), change
 
 
 def _changes(entry: str) -> Iterator[tuple[str, Change]]:

@@ -199,9 +199,9 @@ def _of_cases(
     if several and (found is None or found.rest not in ("", RAISING)):
         for convention in conventions_that_help(listed, failing, passing, claimed)[:1]:
             follower = following(implementation, convention)
-            beside = _of_cases(follower, compared, checks, device, dtypes, unknown, several=False)
-            if beside.explanation is not None:
-                return _beside(convention, beside, len(failing))
+            rest = _of_cases(follower, compared, checks, device, dtypes, unknown, several=False)
+            if rest.explanation is not None:
+                return _combined(convention, rest, len(failing))
     if found is not None:
         own = {id(each) for h in found.hypotheses for each in scored(h, [*empty, *both], (), claimed).explained}
         others = [each for each in [*empty, *both] if id(each) not in own]
@@ -235,7 +235,7 @@ def _of_cases(
     return Diagnosis("", 0, len(failing), when=tuple(when), everywhere=everywhere, raises=raises)
 
 
-def _beside(convention: Hypothesis, rest: Diagnosis, of: int) -> Diagnosis:
+def _combined(convention: Hypothesis, rest: Diagnosis, of: int) -> Diagnosis:
     """What is diagnosed where the convention is followed, and the convention."""
     explains, repair = of - rest.of + rest.explains, repairs([rest.repair, convention.repair])
     return replace(rest, second=(*rest.second, convention.name), repair=repair, of=of, explains=explains)

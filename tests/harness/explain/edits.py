@@ -250,7 +250,7 @@ def _always() -> Iterator[Edit]:
 
 
 def _always_causal() -> Iterator[Edit]:
-    """Slips of a triangle that nobody asked for."""
+    """Slips of a triangle that is there without being given."""
     inserted = Stage("causal flag", lambda state: {"causal": True}, ())
     for edit in (*_moved(), *_of_entries(), *_variants()):
         if TRIANGLE in {stage for stage, _ in edit.about} and all(

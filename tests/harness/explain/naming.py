@@ -113,7 +113,7 @@ def conventions_that_help(
     passing: Sequence[Observation],
     claimed: Conventions,
 ) -> list[Hypothesis]:
-    """Conventions that explain some failing cases, and that nothing speaks against: a mistake may be beside them."""
+    """Conventions that explain some failing cases, and that nothing speaks against: a mistake may go with them."""
     followed = [each for each in listed if each.rank == 0 and not each.name.startswith("premise")]
     scores = [scored(each, failing, passing, claimed) for each in followed if not each.name.startswith("empty-row")]
     helping = [score for score in scores if len(score.explained) >= CASES and not score.contradicting]

@@ -197,7 +197,9 @@ def _largest_finite(values: Floats, expected: Expected) -> float:
 
 
 def _largest(values: Floats, expected: Expected) -> float:
-    """The largest error in bounds; infinite where only one of both is finite."""
+    """The largest error in bounds; infinite where only one of both is finite, or in another shape."""
+    if values.shape != expected.value.shape:
+        return math.inf
     return float(np.nan_to_num(error_ratios(values, expected), nan=math.inf).max(initial=0.0))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 EVERY = 0.1
-"""Seconds between two writings of the line."""
+"""Seconds between two writings of the line; the first verdict is shown at once."""
 AFTER, SHARE = 2.0, 0.02
 """Seconds, and share of the run, before which the time left is not estimated."""
 COLOURS = {"FAIL ": "red", "ERROR ": "red", "advice (": "yellow", "known deviation ": "yellow"}
@@ -32,10 +32,10 @@ class Progress:
     done: int = 0
     failed: int = 0
     since: float = field(init=False)
-    written: float = field(init=False)
+    written: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self.since = self.written = self.clock()
+        self.since = self.clock()
         self.terminal._show_progress_info = False  # the percentages next to those letters
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

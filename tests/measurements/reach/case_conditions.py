@@ -169,12 +169,8 @@ VALUES_OF_OPTIONS = (
     when("a scale of codes for each token", 2, lambda c: c.extension.scaled_by is ScaledBy.TOKEN, **SCALES_OF_TOKENS),
     when("distances of buckets that end early", 2, lambda c: c.extension.max_distance < 10, **NEAR_BUCKETS),
     when("buckets in one direction", 2, lambda c: not c.extension.bidirectional, bucketed_bias=6, bidirectional=False),
-    when(
-        "an epsilon of norms", 2, lambda c: c.extension.norm_epsilon is not None, qk_norm=QkNorm.HEAD, norm_epsilon=0.25
-    ),
-    when(
-        "rotations of some components", 4, lambda c: c.extension.rotary_dim is not None, rotary_base=100.0, rotary_dim=2
-    ),
+    when("an epsilon of norms", 2, lambda c: c.extension.norm_epsilon is not None, **EPSILON),
+    when("rotations of some components", 4, lambda c: c.extension.rotary_dim is not None, **PARTIAL),
     when("a rotation base of 10,000", 4, lambda c: c.extension.rotary_base == 10000.0, rotary_base=10000.0),
     when(
         "a document without keys",

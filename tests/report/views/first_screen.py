@@ -22,7 +22,7 @@ LISTED = {
 }
 """Outcomes that are listed a clause a line, in this order, as far as there is room."""
 
-TOLD = ("finding: ", "as seen: ", "judged without ", "loaded without ")
+STATED = ("finding: ", "as seen: ", "built with ", "judged without ", "loaded without ")
 """How notes begin that state what was seen and not judged."""
 MOST_OF_NOTE = 3
 """Lines of one of them."""
@@ -75,11 +75,11 @@ def _cut(start: str, text: str) -> str:
 
 def _notes(row: Row) -> list[str]:
     every = row.subject.about.split("; ")
-    told = [line for note in every if note.startswith(TOLD) for line in _paragraph(f"  {note}", MOST_OF_NOTE)]
-    notes = [note for note in every if "not claimed" in note and not note.startswith(TOLD)]
+    stated = [line for note in every if note.startswith(STATED) for line in _paragraph(f"  {note}", MOST_OF_NOTE)]
+    notes = [note for note in every if "not claimed" in note and not note.startswith(STATED)]
     shown = [_cut("  ", note) for note in notes[:MOST_OF_NOTES]]
     more = [f"  ... and {len(notes) - MOST_OF_NOTES} more that is not claimed: -v"] if len(notes) > len(shown) else []
-    return ["", *told, *shown, *more] if told or notes else []
+    return ["", *stated, *shown, *more] if stated or notes else []
 
 
 def _listed(row: Row, room: int) -> Iterator[str]:

@@ -30,7 +30,7 @@ class f(nn.Module):
         ("src_mask", "src_mask[:, None, None] == 0", Polarity.MAY_ATTEND),
     ],
 )
-def test_the_meaning_of_true_is_told(make: Make, name: str, hidden: str, meaning: Polarity) -> None:
+def test_the_meaning_of_true_is_stated(make: Make, name: str, hidden: str, meaning: Polarity) -> None:
     made = make(MASKED.format(name=name, hidden=hidden))
     assert Feature.KEY_PADDING in made.claims
     assert f"as seen: True in its {name!r} means {str(meaning).replace('-', ' ')}" in made.about

@@ -39,7 +39,7 @@ def test_the_slopes_of_alibi_are_a_premise(make: Make, slopes: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"width": "x.shape[-1]"}, {"bias": "(distance - (distance < -4).int())"}])
-def test_what_is_wrong_besides_is_accused(make: Make, wrong: dict[str, str]) -> None:
+def test_another_mistake_is_accused(make: Make, wrong: dict[str, str]) -> None:
     made = make(ALIBI.format(**{"slopes": GEOMETRIC, "width": "q.shape[-1]", "bias": "distance", **wrong}))
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(made)
@@ -83,7 +83,7 @@ def test_tables_of_distances_are_given_as_zeros(make: Make) -> None:
 
 
 @thorough
-def test_a_softmax_over_queries_is_accused_beside_them(make: Make) -> None:
+def test_a_softmax_over_queries_is_accused_with_them(make: Make) -> None:
     with pytest.raises(AssertionError, match=r"differ|expected"):
         assert_conforms(make(RELATIVE.format(axis=0)))
 
@@ -125,7 +125,7 @@ def test_positions_made_inside_are_silent(make: Make) -> None:
     assert_conforms(made)
 
 
-def test_a_scale_of_all_heads_is_accused_beside_them(make: Make) -> None:
+def test_a_scale_of_all_heads_is_accused_with_them(make: Make) -> None:
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(make(POSITIONED.format(scaled="s / x.shape[-1] ** 0.5")))
 

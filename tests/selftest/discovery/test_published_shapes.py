@@ -209,6 +209,12 @@ class f(nn.Module):
 """
 
 
-@pytest.mark.parametrize("text", [SEVERAL, PARTS.format(gated="q_x"), ONE_MODE], ids=["settings", "parts", "one mode"])
-def test_constructors_of_model_code(make: Make, text: str) -> None:
-    assert_conforms(make(START + text))
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [(SEVERAL, "scale"), (PARTS.format(gated="q_x"), ""), (ONE_MODE, "encoder_decoder_attention")],
+    ids=["settings", "parts", "one mode"],
+)
+def test_constructors_of_model_code(make: Make, text: str, flags: str) -> None:
+    made = make(START + text)
+    assert (f"built with {flags}=True" in made.about) is bool(flags)
+    assert_conforms(made)

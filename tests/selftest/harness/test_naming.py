@@ -1,9 +1,9 @@
-"""Names are found for mistakes beside others: rows that they empty, a place, a condition, a convention, a type."""
+"""Names are found for mistakes combined with others: rows that they empty, places, conditions, conventions, types."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from attention_conformance.tests.harness.explain.causes import INTENDED, repairs
 from attention_conformance.tests.harness.explain.diagnosis import FailingCheck, diagnose
 from attention_conformance.tests.harness.explain.edits import edited
 from attention_conformance.tests.harness.explain.staged import STAGES, opened, result_of, run
+from attention_conformance.tests.harness.judge.comparison import compare
 
 CORE = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH})
 PLAIN = (Case(), Case(seed=3).sized(num_heads=4))
@@ -90,7 +91,7 @@ def filled_up(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tens
         (other_corner_and_sign, ALIBI, ("slopes negated", "causal-alignment=bottom-right"), ()),
     ],
 )
-def test_a_mistake_is_named_beside_what_hides_it(
+def test_a_mistake_is_named_with_what_hides_it(
     function: Callable[..., Tensor], cases: tuple[Case, ...], names: tuple[str, ...], when: tuple[str, ...]
 ) -> None:
     features = CORE.union(*(required(case) for case in cases))
@@ -116,14 +117,15 @@ def test_an_edit_answers_as_the_mistake_does(words: str, function: Callable[...,
     problem = build(case, "float64").forward_only()
     (edit,) = [each for each in edited(Conventions()) if each.name == words]
     result = torch_op(function)(problem.fresh(), "cpu")
-    np.testing.assert_allclose(edit.answer(problem).output, result.output, rtol=1e-12, atol=1e-13)
+    right = solve(problem, Conventions()).parts["output"]
+    assert not compare("output", edit.answer(problem).output, replace(right, value=result.output), "float64").message
 
 
 def test_the_stages_take_slopes_of_each_sample() -> None:
     problem = build(Case().extended(alibi=True, alibi_samples=True), "float64").forward_only()
     *_, last = run(STAGES, opened(problem, Conventions()))
-    expected = solve(problem, Conventions()).parts["output"].value
-    np.testing.assert_allclose(result_of(problem, last).output, expected, rtol=1e-12, atol=1e-13)
+    expected = solve(problem, Conventions()).parts["output"]
+    assert not compare("output", result_of(problem, last).output, expected, "float64").message
 
 
 def test_conventions_to_add_are_one_sentence() -> None:

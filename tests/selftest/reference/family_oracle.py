@@ -99,8 +99,8 @@ def rotated_at(problem: Problem, conventions: Conventions, role: str, b: int, to
 
 def displaced(problem: Problem, conventions: Conventions, b: int, i: int, j: int) -> bool:
     """Whether causal flag, window or documents hide key j from query i, or the number of queries does."""
-    extension, asked = problem.extension, problem.extras.get("query_lens")
-    if asked is not None and i >= asked[b]:
+    extension, lengths = problem.extension, problem.extras.get("query_lens")
+    if lengths is not None and i >= lengths[b]:
         return True
     if document(problem, "query", b, i) != document(problem, "key", b, j):
         return True

@@ -66,7 +66,7 @@ folder.mkdir()
 installed = {"": {}, f"node_modules/{name}": {"version": version}, "node_modules/long": {"version": "5.3.2"}}
 (folder / "package-lock.json").write_text(json.dumps({"packages": installed}))
 """
-"""An npm that installs nothing and notes what was asked for."""
+"""An npm that installs nothing, and lists what it was given."""
 
 
 @pytest.fixture
