@@ -53,13 +53,13 @@ ONE = {"batch": 1}
 _SIZES: tuple[Level, ...] = (
     *({"batch": batch} for batch in (9, 259)),
     *({"num_heads": heads} for heads in (1, 3, 35)),
-    {"num_heads": 6, "num_kv_heads": 1},
+    *({"num_heads": 6, "num_kv_heads": shared} for shared in (1, 2)),
     *({"query_length": queries} for queries in (1, 9)),
     {"key_length": 1},
     {"query_length": 5, "key_length": 64},
     {"query_length": 3, "key_length": 1031, **ONE},
     {"query_length": 2, "key_length": 4099, **ONE},
-    {"query_length": 131, "key_length": 131, **ONE},
+    {"query_length": 131, "key_length": 131, "num_heads": 1, **ONE},
     {"query_length": 1027, "key_length": 5, **ONE},
     *({"d_k": width, "d_v": width} for width in (1, 8, 64)),
     {"d_k": 4, "d_v": 6},
@@ -67,6 +67,7 @@ _SIZES: tuple[Level, ...] = (
     {"d_k": 264, "d_v": 257, **ONE},
 )
 _MASKS: tuple[Level, ...] = (
+    {"mask": MaskKind.INFINITE},
     *({"mask_shape": shape} for shape in tuple(MaskShape)[1:STORED_SHAPES]),
     *({"pattern": pattern} for pattern in (Pattern.ALL, Pattern.FIRST_TILE, Pattern.RULES)),
     {"mask": MaskKind.FLOAT, "mask_offset": -50.0},
@@ -119,11 +120,11 @@ def _of_options() -> Iterator[Level]:
 
 
 CORE: tuple[Level, ...] = (
-    *({"mask": kind} for kind in (MaskKind.BOOL, MaskKind.FLOAT, MaskKind.INFINITE)),
+    *({"mask": kind} for kind in (MaskKind.BOOL, MaskKind.FLOAT)),
     *({"padding": p} for p in (Padding.RIGHT, Padding.LENGTHS)),
     {"causal": True},
     {"scale": 0.3},
-    {"num_heads": 6, "num_kv_heads": 2},
+    {"num_heads": 4, "num_kv_heads": 2},
     {"batch": 1},
     {"query_length": 1, "key_length": 131},
     {"query_length": 67, "key_length": 67, **ONE},

@@ -25,8 +25,9 @@ MOST_COMPARED = 12
 """Levels that are compared by the triples that they bring, which takes time."""
 MOST_ONES = 2**8
 """Ones whose sum is exact in every dtype, one after the other."""
-MOST_SCORES, MOST_NUMBERS, MOST_PRODUCTS = 36_000, 100_000, 500_000
+MOST_SCORES, MOST_NUMBERS, MOST_PRODUCTS = 20_000, 85_000, 250_000
 """Of a case: larger ones take longer, and show no more."""
+_FIELDS = tuple(frozenset(vars(whole)) for whole in (USUAL, USUAL.sizes, NOTHING, Call()))
 Allowed: TypeAlias = Callable[[Case, Call], bool]
 Going: TypeAlias = Callable[..., bool]
 
@@ -158,16 +159,16 @@ class GoesTogether:
     conventions: Conventions
 
     def __call__(self, levels: Sequence[Level], most_hiding: int = MOST_HIDING) -> bool:
+        hiding = sum(map(hides, levels))
+        if hiding > most_hiding or sum(map(blinds, levels)) > 1:
+            return False
         case, call = made(levels)
         if case.causal and case.sizes.query_length == 1 and len(levels) > 2:
             return False  # it sees one key, and nothing else is seen
-        hiding = sum(map(hides, levels))
         if hiding and case.scale is not None and case.scale <= 0.0:
             return False  # shipping kernels multiply what is hidden, minus infinity, by the factor as well
         return (
-            hiding <= most_hiding
-            and sum(map(blinds, levels)) <= 1
-            and _small(case)
+            _small(case)
             and _shows(case, call)
             and mended(case, self.conventions, any_row=_few_rows(case)) == case
             and self.allowed(case, call)
@@ -214,13 +215,11 @@ def _alone(case: Case) -> bool:
 def made(levels: Sequence[Level]) -> tuple[Case, Call]:
     """The usual case and call with these levels; what shapes a mask has one to shape."""
     changes = {name: value for level in levels for name, value in level.items()}
-    own = {name: value for name, value in changes.items() if name in vars(USUAL)}
-    sized = {name: value for name, value in changes.items() if name in vars(USUAL.sizes)}
-    extended = {name: value for name, value in changes.items() if name in vars(NOTHING)}
-    called = {name: value for name, value in changes.items() if name in vars(Call())}
     if changes.get("layout") is Layout.PACKED and "query_length" not in changes:
-        sized["query_length"] = changes.get("key_length", USUAL.sizes.key_length)
-    case = replace(USUAL, **own).sized(**sized).extended(**extended)
+        changes["query_length"] = changes.get("key_length", USUAL.sizes.key_length)
+    own, sized, extended, called = ({n: changes[n] for n in changes.keys() & names} for names in _FIELDS)
+    sizes = replace(USUAL.sizes, **sized) if sized else USUAL.sizes
+    case = replace(USUAL, sizes=sizes, **own).extended(**extended)
     shaped = case.mask_shape is not MaskShape.FULL or case.pattern is not Pattern.RANDOM
     if case.mask is MaskKind.NONE and (shaped or called.get("needs") == "attn_mask"):
         added = called.get("needs") == "attn_mask" or case.mask_shape is MaskShape.QUERIES

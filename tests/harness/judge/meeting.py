@@ -25,21 +25,29 @@ MOST_JOINED = 530
 """In modules; wider ones take seconds."""
 SEEDS, SEEDED = 12, 2000
 """So many seeds, so far apart, are tried for one that leaves each query a key."""
-SHARE = 4
+SHARE = 3
 """In dtypes other than the widest, one of so many is checked."""
+MOST_SCORES, MOST_NUMBERS = 10_000, 20_000
+"""Of a case in these dtypes: bounds of half types take long to work out, and chapter numerics has large ones."""
 
 
 def claimed_meetings(judge: Judge) -> Iterator[tuple[Case, Call]]:
-    """Those of what is claimed, each case as near as the claims allow it: all in the widest dtype, else a quarter."""
+    """Those of what is claimed, each case as near as the claims allow it: all in the widest dtype, else a third of the small ones."""
     chosen = _meetings(judge.claims)
     if not chosen:
         list(judge.cases(Case()))  # states why none is supported
     own = judge.dtypes.index(judge.dtype)
     if own and len(chosen) > SHARE:
-        chosen = chosen[own % SHARE :: SHARE]
+        chosen = tuple(each for each in chosen if _small(each[0].sizes))[own % SHARE :: SHARE]
     within = [each for each in chosen if judge.dtype not in HALF or _within_half(each[0])]
     fitted = ((each, call) for case, call in within for each in judge.cases(case))
     return ((each, call) for case, call in fitted for each in _leaving_keys(judge, case))
+
+
+def _small(s: Sizes) -> bool:
+    rows = s.num_heads * s.query_length + s.kv_heads * s.key_length
+    scores, numbers = s.num_heads * s.query_length * s.key_length, rows * (s.d_k + s.d_v)
+    return s.batch * scores <= MOST_SCORES and s.batch * numbers <= MOST_NUMBERS
 
 
 def _leaving_keys(judge: Judge, case: Case) -> list[Case]:
