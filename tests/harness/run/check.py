@@ -16,8 +16,8 @@ from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.judge.tiers import seeded
 from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target, arguments, names
-from attention_conformance.tests.harness.run.command_lines import INSTALLED, checking, options_of
 from attention_conformance.tests.harness.run.parametrize import NO_CONVENTIONS
+from attention_conformance.tests.harness.run.plan.selection import hushed
 from attention_conformance.tests.harness.run.post_run import (
     bad_ends,
     record_diagnoses,
@@ -26,7 +26,7 @@ from attention_conformance.tests.harness.run.post_run import (
     unchecked_claims,
 )
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
-from attention_conformance.tests.harness.run.selection import hushed
+from attention_conformance.tests.harness.run.screen.command_lines import INSTALLED, checking, options_of
 from attention_conformance.tests.report import views
 from attention_conformance.tests.report.counts import HELD, Conformance, conformance
 from attention_conformance.tests.report.folder import claim

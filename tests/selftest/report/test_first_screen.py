@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.harness.run.first_failure import TELLING
+from attention_conformance.tests.harness.run.screen.first_failure import TELLING
 from attention_conformance.tests.report.verdict import FailureKind, Verdict
 from attention_conformance.tests.report.views import badge, html, markdown, terminal
 from attention_conformance.tests.report.views.first_screen import WIDTH, cause, lines
