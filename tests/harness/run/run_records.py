@@ -135,6 +135,8 @@ def subject_of(implementation: Implementation, target: str = "", candidate: bool
         dtypes=claims.dtypes,
         conventions=dict(claims.conventions.items()),
         premises=claims.premises.settings(),
+        findings=dict(implementation.findings),
+        as_seen=implementation.as_seen,
         target=target,
         isolated=isinstance(implementation.run, Remote | Unusable) if candidate or target else None,
     )
