@@ -32,7 +32,7 @@ MOST_SCORES, MOST_NUMBERS = 10_000, 20_000
 
 
 def claimed_meetings(judge: Judge) -> Iterator[tuple[Case, Call]]:
-    """Those of what is claimed, each case as near as the claims allow it: all in the widest dtype, else a third of the small ones."""
+    """What is claimed, as near as the claims allow: all in the widest dtype, else a third of the small ones."""
     chosen = _meetings(judge.claims)
     if not chosen:
         list(judge.cases(Case()))  # states why none is supported
