@@ -1,0 +1,105 @@
+"""Places: which elements of the output are wrong in every failing case: heads, queries, components, samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attention_conformance.reference.expected import Expected
+from attention_conformance.spec.cases import Case
+from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, Prober
+from attention_conformance.tests.harness.judge.comparison import error_ratios
+
+AXES = {4: ("sample", "head", "query", "component"), 3: ("sample", "query", "component")}
+PLURAL = {"sample": "samples", "head": "heads", "query": "queries", "component": "components"}
+MORE = {"batch": 3, "num_heads": 5}
+LONGER = 100
+SEEDS = (41, 42)
+
+
+def other_sizes(base: Case) -> Iterator[Case]:
+    """The case with other sizes, each respect by itself."""
+    s = base.sizes
+    yield base.sized(d_k=s.d_k + 2, d_v=s.d_v + 2)
+    yield base.sized(d_k=6, d_v=6)
+    yield base.sized(query_length=s.query_length + 3, key_length=s.key_length + 3)
+    yield base.sized(query_length=9, key_length=9)
+    yield base.sized(batch=1)
+
+
+def wider(failing: Sequence[Observation], prober: Prober) -> list[Observation]:
+    """The failing cases, and the smallest one with more samples, heads and queries, as far as it still fails."""
+    base = min((each.case for each in failing), key=lambda case: len(str(case)))
+    square = base.sizes.query_length == base.sizes.key_length
+    longer = dict.fromkeys(("query_length", "key_length") if square else ("query_length",), LONGER)
+    sized = [base.sized(**MORE) if not base.sizes.num_kv_heads else base.sized(batch=3), base.sized(**longer)]
+    more = [prober.observe(replace(case, seed=seed)) for case in sized for seed in SEEDS]
+    return [*failing, *(each for each in more if each is not None and each.failing)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where every wrong element of the output is.
+
+    Attributes:
+        words: such as "in heads from 2 on".
+        axis: of the output.
+        holds: whether an index is within, of so many.
+    """
+
+    words: str
+    axis: int
+    holds: Callable[[int, int], bool]
+
+    def alone(self, each: Observation) -> Observation:
+        """The observation with these elements alone."""
+        shape = each.expected["output"].value.shape
+        extent = shape[self.axis]
+        rows = np.array([self.holds(index, extent) for index in range(extent)], dtype=bool)
+        left = rows.reshape(-1, *[1] * (len(shape) - self.axis - 1))
+        return each.of_rows(np.broadcast_to(left if each.rows is None else left & each.rows, shape))
+
+
+def places(failing: Sequence[Observation]) -> Iterator[Place]:
+    """Positions that include every wrong element, counted from 0."""
+    masks = [mask for mask in map(_wrong, failing) if mask is not None and mask.ndim in AXES and mask.any()]
+    if len(masks) < 2 or len({mask.ndim for mask in masks}) > 1:
+        return
+    for axis, name in enumerate(AXES[masks[0].ndim]):
+        extended = [mask for mask in masks if mask.shape[axis] > 1]
+        if len(extended) > 1 and (place := _of_axis(extended, axis, name)):
+            yield place
+
+
+def _of_axis(masks: Sequence[NDArray[np.bool_]], axis: int, name: str) -> Place | None:
+    wrong = [sorted({*map(int, np.nonzero(mask)[axis])}) for mask in masks]
+    extents = [mask.shape[axis] for mask in masks]
+    first = [indices[0] for indices in wrong]
+    if all(indices == [0] for indices in wrong):
+        return Place(f"in the first {name}", axis, lambda index, extent: index == 0)
+    if all(indices == [extent - 1] for indices, extent in zip(wrong, extents, strict=True)):
+        return Place(f"in the last {name}", axis, lambda index, extent: index == extent - 1)
+    if (least := min(first)) > 0 and first.count(least) > 1:
+        return Place(f"in {PLURAL[name]} from {least} on (counted from 0)", axis, lambda index, extent: index >= least)
+    most = max(indices[-1] for indices in wrong)
+    whole = [most < extent - 1 for extent in extents]
+    if sum(whole) > 1 and all(whole):
+        return Place(f"in {PLURAL[name]} 0 to {most}", axis, lambda index, extent: index <= most)
+    return None
+
+
+def _wrong(each: Observation) -> NDArray[np.bool_] | None:
+    expected = each.expected["output"]
+    if each.got is None or each.got.output.shape != expected.value.shape:
+        return None
+    right = Expected(each.judged("output", expected.value), expected.bound)
+    return np.asarray(~(error_ratios(each.judged("output", each.got.output), right) <= 1.0))
+
+
+def shared_exception(failing: Sequence[Observation]) -> str:
+    """What every failing case raises, and where; empty if any raises something else, or nothing."""
+    first = failing[0].exception
+    return first if first and all(each.raised == failing[0].raised for each in failing) else ""

@@ -1,0 +1,97 @@
+"""Next steps: the last lines of a run that does not conform, or is not complete: what to do next."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+
+from attention_conformance import __version__
+from attention_conformance.spec.clauses import load
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed
+from attention_conformance.tests.harness.judge.settings import RunSettings
+from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.harness.run.screen.command_lines import again, explaining
+from attention_conformance.tests.report.model import VerdictsEnd
+from attention_conformance.tests.report.recorder import Recorder, environment
+from attention_conformance.tests.report.verdict import Status, Verdict
+
+
+def next_steps(status: int, settings: RunSettings, selection: Selection, recorder: Recorder) -> list[str]:
+    """What to do after an exit with this status: nothing after a success."""
+    match status:
+        case ExitStatus.FAILS:
+            return list(_after_failures(settings, recorder))
+        case ExitStatus.INTERRUPTED:
+            if settings.budget is not None:
+                reason = "" if settings.first_screen else f", {_not_complete(recorder)}"
+                return [
+                    f"the run is not complete{reason}: this is no verdict; a larger --budget, or none, checks the rest"
+                ]
+            where = f", as {settings.report / 'report.json'} states" if settings.report is not None else ""
+            return [f"the run is not complete{where}: this is no verdict; run it again"]
+        case ExitStatus.SUITE_ERROR:
+            versions = ", ".join(f"{name} {version}" for name, version in environment().items())
+            return [f"this is an error of the suite: report it, with these lines; version {__version__}, {versions}"]
+        case ExitStatus.NOTHING_CHECKED:
+            clause = next(iter(settings.clauses), "CLAUSE")
+            return [f"nothing was checked, {_reason(selection, recorder)}: see {explaining(clause)}"]
+    return []
+
+
+def _not_complete(recorder: Recorder) -> str:
+    return next((event.reason for event in recorder.events if isinstance(event, VerdictsEnd)), "nothing was checked")
+
+
+def _reason(selection: Selection, recorder: Recorder) -> str:
+    """Why the first of the selected clauses that does not fit an implementation is not checked."""
+    for implementation in selection.implementations:
+        own = implementation.claims.dtypes
+        if selection.dtypes and not {*selection.dtypes} & {*own}:
+            other = f"give --dtype {own[0]}" if own else "it answers in none"
+            return f"because {implementation.name} claims {', '.join(own) or 'no dtype'} alone: {other}"
+    selected = [clause for clause in load().values() if selection.wants(clause)]
+    for clause, implementation in product(selected, selection.implementations):
+        if why := claimed(clause, implementation.claims):
+            other_scope = clause.scope not in (None, implementation.claims.scope)
+            return f"because {clause.id if other_scope else implementation.name} {why}"
+    for v in (v for v in recorder.verdicts if v.status is Status.NOT_CLAIMED):
+        return f"because {v.implementation} supports no case of {v.clause} ({v.reason})"
+    for v in (v for v in recorder.verdicts if v.status is Status.NOT_PROVABLE):
+        return f"because {v.clause} is not provable in {v.dtype} ({v.reason})"
+    return "as no claim calls for it"
+
+
+def _after_failures(settings: RunSettings, recorder: Recorder) -> Iterator[str]:
+    order = list(load())
+    failing = sorted(
+        (v for v in recorder.verdicts if v.status is Status.FAIL and v.level == "MUST"),
+        key=lambda v: order.index(v.clause),
+    )
+    lost = [v for v in recorder.verdicts if v.status is Status.NOT_FINISHED]
+    for first in lost[:1]:
+        yield f"{first.implementation} was not checked to the end, {first.reason}: --in-process runs it in a debugger"
+    if not failing and not lost:
+        yield "an ERROR is no failure of the candidate: do what its line states; if it states nothing to do, report it"
+    for first in failing[:1]:
+        yield f"{explaining(first.clause)}  explains the first failing clause"
+        yield f"{again(settings, recorder.targets, first.implementation, first.clause, first.dtype)}  runs it alone"
+    for feature in _of_all(failing) if settings.has_candidates else ():
+        yield f"--without {feature}  leaves out what fails, if {failing[0].implementation} is not meant to offer it"
+    if settings.report is not None:
+        yield f"{_page(settings.report)}  shows every failure"
+
+
+def _of_all(failing: Sequence[Verdict]) -> list[Feature]:
+    """The rarest feature that every failing clause of one implementation needs, if there is one beyond the core."""
+    own = [load()[v.clause].features for v in failing if v.implementation == failing[0].implementation]
+    shared = frozenset.intersection(*own) - {Feature.CORE} if own else frozenset()
+    return sorted(shared, key=lambda feature: (_clauses_of(feature), feature))[:1]
+
+
+def _clauses_of(feature: Feature) -> int:
+    return sum(feature in clause.features for clause in load().values())
+
+
+def _page(report: Path) -> Path:
+    page = report / "report.html"
+    return page if page.exists() else report / "report.json"
