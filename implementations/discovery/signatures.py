@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from types import FunctionType
 from typing import Any
 
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import (
     DISPENSABLE,
@@ -45,21 +46,27 @@ SDPA = inspect.signature(
 def signature_of(function: Callable[..., object]) -> inspect.Signature:
     """Its signature; torch's SDPA's for a builtin that has none, that of the schema for a scripted function.
 
-    Of a function whose `__signature__` is none, its code has one.
+    Of a function whose `__signature__` is none, its code has one. An object may raise anything as it is read.
     """
-    schema = getattr(function, "schema", None)
+    schema = safe_call(lambda: getattr(function, "schema", None)).value
     if schema is not None and hasattr(schema, "arguments"):
         return inspect.Signature([_scripted(argument) for argument in schema.arguments])
     try:
         return inspect.signature(function)
-    except (ValueError, TypeError):
-        if not isinstance(function, FunctionType):
-            return SDPA
-        bare = FunctionType(
-            function.__code__, function.__globals__, argdefs=function.__defaults__, closure=function.__closure__
-        )
-        bare.__kwdefaults__ = function.__kwdefaults__
-        return inspect.signature(bare)
+    except Exception:
+        return _of_code(function)
+
+
+def _of_code(function: Callable[..., object]) -> inspect.Signature:
+    """The signature that the code of a function, or of its class's `__call__`, has; else torch's SDPA's."""
+    own = isinstance(function, FunctionType)
+    code = function if own else type(function).__call__
+    if not isinstance(code, FunctionType):
+        return SDPA
+    bare = FunctionType(code.__code__, code.__globals__, argdefs=code.__defaults__, closure=code.__closure__)
+    bare.__kwdefaults__ = code.__kwdefaults__
+    found = inspect.signature(bare)
+    return found if own else found.replace(parameters=[*found.parameters.values()][1:])
 
 
 def _scripted(argument: Any) -> inspect.Parameter:
