@@ -74,6 +74,7 @@ from attention_conformance.implementations.discovery.modules.module_masks import
     with_mask_form,
 )
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.modules.own_cache import InPieces, calls_in_pieces, unused_caches
 from attention_conformance.implementations.discovery.modules.promises import has_published_interface
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
@@ -170,7 +171,9 @@ class ModulePlan:
         note = f"always {', '.join(self.norms.always(NO_PREMISES).settings())}, by {' and '.join(self.norms.paths)}"
         return replace(self, make=make, check=check), [*notes, note]
 
-    def run(self, call: ModuleCall | None = None, make: Constructor | None = None, **keywords: Any) -> TorchModule:
+    def run(
+        self, call: ModuleCall | InPieces | None = None, make: Constructor | None = None, **keywords: Any
+    ) -> TorchModule:
         """A `run`, by default in its own mode; another call or constructor than its own has no extras by default."""
         own = {extra.position: extra.name for extra in self.extras} if call is None and make is None else {}
         return module_run(
@@ -303,6 +306,7 @@ def module_candidate(
     given = plan.call.of_context.values()
     on_masks = [] if published else mask_notes(plan.call.options, replace(check, claims=claims), given)
     before = [*always, *left_out(plan.make, plan.call), *plan.call.options.notes, *mode]
+    notes = (*notes, *unused_caches(kind, alternatives))
     about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *raising, *on_masks])
     claims = replace(claims, features=claims.features | set(modes))
     build = plan.make.constructs
@@ -361,6 +365,8 @@ def _has_modes(plan: ModulePlan) -> bool:
 def _alternatives(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     """Other ways to build and call it that should give the same answer."""
     yield from _called_otherwise(plan)
+    if plan.check.claims.premises.causal and _has_modes(plan):
+        yield from ((way, plan.run(call, extras={})) for way, call in calls_in_pieces(plan.make.kind, plan.call))
     if not plan.evaluating and _has_modes(plan):
         yield "in evaluation mode", plan.run(evaluating=True, extras={})
         yield "in inference mode", plan.run(extras={}, context=torch.inference_mode)
