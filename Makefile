@@ -23,7 +23,7 @@ conformance: $(JUDGES)
 	$(RUN) -m pytest --report report -n 2 --dist worksteal
 
 test: lint types
-	$(RUN) -m pytest tests/selftest tests/conformance --dtype float64 --dtype bfloat16 -n 2 --dist worksteal --durations=5
+	$(RUN) -m pytest tests/selftest tests/conformance --dtype float64 --dtype bfloat16 -n 3 --dist worksteal --durations=5
 
 thorough: lint types
 	$(RUN) -m pytest tests/selftest tests/conformance --thorough -n 2 --dist worksteal

@@ -149,6 +149,9 @@ class Implementation:
         modes: runs of the same problem in another state or under a transform, by the feature that names it, which is
             claimed. Chapter modules states what each run does; that of `Feature.DOUBLE_BACKWARD` returns as gradients
             their derivatives along `Problem.direction`.
+        findings: what its interface names and what is not judged, by its own name, with the reason: where there is
+            any, the rest conforms in part.
+        as_seen: what no name and no documentation states, in words, and is judged as its behaviour shows it.
 
     Raises:
         ValueError: claims and runs do not go together.
@@ -163,6 +166,8 @@ class Implementation:
     alternatives: Mapping[str, Callable[[Problem, str], Result]] = field(default_factory=dict)
     functions: Mapping[str, Callable[..., Array]] = field(default_factory=dict)
     modes: Mapping[Feature, Callable[[Problem, str], Result]] = field(default_factory=dict)
+    findings: Mapping[str, str] = field(default_factory=dict)
+    as_seen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_functions()

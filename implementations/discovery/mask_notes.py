@@ -1,41 +1,110 @@
-"""Notes on masks: the meaning of True that was seen, and which masks a call names that are not judged."""
+"""Masks as they are judged: the meaning of True where it is only seen, and which masks a call names in vain."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, near_outputs
+from attention_conformance.implementations.discovery.claim_checks import (
+    BIASED,
+    CAUSAL,
+    MASKED,
+    PLAIN,
+    ClaimCheck,
+    near_outputs,
+)
+from attention_conformance.implementations.discovery.documented import documented_polarity
+from attention_conformance.implementations.discovery.modules.module_masks import (
+    PADDED,
+    hides_queries,
+    shaped,
+)
 from attention_conformance.implementations.discovery.signatures import Options
-from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES
+from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, OPTIONS
 from attention_conformance.spec.cases import Padding
-from attention_conformance.spec.features import Feature
+from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.features import Feature, Scope
 
-PADDED = replace(PLAIN, padding=Padding.RIGHT)
 BOOLEAN = {Feature.BOOL_MASK, Feature.KEY_PADDING}
+HIDING = ("bool_mask", "float_mask", "key_padding_mask", "valid_lens", "is_causal")
+"""Options that hide keys: whoever reads their names in a signature takes them for judged."""
+CASES = {
+    Feature.BOOL_MASK: MASKED,
+    Feature.FLOAT_MASK: BIASED,
+    Feature.KEY_PADDING: PADDED,
+    Feature.VALID_LENS: replace(PLAIN, padding=Padding.LENGTHS),
+    Feature.CAUSAL: CAUSAL,
+}
+"""A case with each of them."""
+OF_OTHER_KEYS = "it takes one number for each key, (B, Lk), and hides other keys than it should"
+MEANINGS = {Polarity.MASKED_OUT: "hides a key", Polarity.MAY_ATTEND: "shows a key"}
 
 
-def mask_notes(options: Options, check: ClaimCheck, given: Iterable[str] = ()) -> list[str]:
-    """The notes on masks; `given` are masks that it is given under other names. One that is ignored has no meaning."""
-    claims = check.claims
-    own = options.spelled.get("bool_mask") or options.spelled.get("key_padding_mask", "")
+def masks_as_seen(options: Options, check: ClaimCheck) -> tuple[str, ...]:
+    """What True in its mask means, where no name states it. A mask that is ignored has no meaning."""
+    claims, own = check.claims, _own(options)
+    open_names = MASK_NAMES if claims.scope is Scope.OP else (*MASK_NAMES, "attn_mask")
+    named = own in open_names and any(feature in claims for feature in BOOLEAN)
+    if not named or check.ignores(MASKED if Feature.BOOL_MASK in claims else PADDED):
+        return ()
     meaning = str(claims.conventions.bool_mask).replace("-", " ")
-    named = own in MASK_NAMES and any(feature in claims for feature in BOOLEAN)
-    seen = named and not check.ignores(MASKED if Feature.BOOL_MASK in claims else PADDED)
+    return (f"with True in {own!r} as {meaning}",)
+
+
+def _own(options: Options) -> str:
+    """Its own name for boolean masks; empty for none."""
+    return options.spelled.get("bool_mask") or options.spelled.get("key_padding_mask", "")
+
+
+def mask_findings(target: object, options: Options, check: ClaimCheck, given: Iterable[str] = ()) -> dict[str, str]:
+    """What hides keys by its name and is not judged, or not as it is documented; `given` are under other names."""
     others = [name for name in options.other_masks if name not in {*given}]
-    listed = ", ".join(map(repr, others))
-    unjudged = [f"finding: {listed} not judged: the suite knows no mask of that name next to {own!r}"] if others else []
-    return [*([f"as seen: True in its {own!r} means {meaning}"] if seen else []), *unjudged]
+    found = dict.fromkeys(others, "the suite knows no mask of that name")
+    unclaimed = (name for name in _names(options) if not _features(options, name) & check.claims.features)
+    found |= {name: _why(name, options, check) for name in unclaimed if not _presumed(options, name, check)}
+    own, seen = _own(options), check.claims.conventions.bool_mask
+    stated = documented_polarity(target, own) if own not in found and masks_as_seen(options, check) else None
+    if stated not in (None, seen):
+        found[own] = f"by its documentation True in it {MEANINGS[stated]}, and True {MEANINGS[seen]}"
+    return found
 
 
-def no_form_note(call: Any, check: ClaimCheck, error: str) -> str:
-    """The note on masks that raise in each form for queries and keys: whether one of keys does something unknown."""
-    own = call.options.spelled["bool_mask"]
-    of_keys = replace(call, options=call.options.with_masks_as("key_padding_mask"))
-    claims = replace(check.claims, features=check.claims.features | {Feature.KEY_PADDING})
-    padded = replace(check, function=of_keys, claims=claims)
+def _names(options: Options) -> Iterator[str]:
+    """Its own names for what hides keys, each once."""
+    spelled = options.named.spelled
+    yield from dict.fromkeys(spelled[option] for option in HIDING if option in spelled)
+
+
+def _features(options: Options, name: str) -> set[Feature]:
+    spelled = options.named.spelled
+    return {f for option in HIDING if spelled.get(option) == name for f in OPTIONS[option].features}
+
+
+def _presumed(options: Options, name: str, check: ClaimCheck) -> bool:
+    """Whether it is what the candidate does in any case."""
+    return any(check.claims.premises.implies(feature) for feature in _features(options, name))
+
+
+def _why(name: str, options: Options, check: ClaimCheck) -> str:
+    """What a mask does that the suite knows no claim for."""
+    features = _features(options, name)
+    claimed, call = check.claiming(features), check.function
+    form = getattr(call, "form", None)
+    case = next(case for feature, case in CASES.items() if feature in features)
+    error = claimed.run(shaped(case, form) if form else case).error
+    if Feature.KEY_PADDING in features and hides_queries(claimed):
+        return "it hides tokens as queries, too"
+    if not error:
+        return "it acts like no mask that the suite knows"
+    return OF_OTHER_KEYS if _hides_others(call, options, check) else f"it raises {error}"
+
+
+def _hides_others(call: Any, options: Options, check: ClaimCheck) -> bool:
+    """Whether a mask of queries and keys takes one number for each key, and changes something."""
+    if "bool_mask" not in options.spelled or not hasattr(call, "options"):
+        return False
+    of_keys = replace(call, options=options.with_masks_as("key_padding_mask"))
+    padded = replace(check, function=of_keys).claiming({Feature.KEY_PADDING})
     hidden, plain = padded.run(PADDED), check.run(PLAIN)
-    if hidden.error or plain.error or near_outputs(hidden, plain, check.dtype):
-        return f"masks not claimed: {error}"
-    return f"finding: its {own!r} takes one number for each key, (B, Lk), and hides other keys than it should"
+    return not hidden.error and not plain.error and not near_outputs(hidden, plain, check.dtype)

@@ -53,6 +53,7 @@ class Hello:
 
     Attributes:
         memory: bytes that the candidate may allocate, if the worker has limited them.
+        findings, as_seen: see `Implementation`.
     """
 
     protocol: int
@@ -65,6 +66,8 @@ class Hello:
     alternatives: tuple[str, ...] = ()
     expected_failures: tuple[ExpectedFailure, ...] = ()
     memory: int | None = None
+    findings: Mapping[str, str] = field(default_factory=dict)
+    as_seen: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Hello:

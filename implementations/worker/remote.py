@@ -150,6 +150,8 @@ def implementation_of(door: Door, hello: Hello) -> Implementation:
         alternatives={name: remote(way={"alternative": name}) for name in hello.alternatives},
         functions={name: partial(_call, door, name) for name, f in FUNCTIONS.items() if f in claims.features},
         modes={mode: remote(way={"mode": mode}) for mode in sorted(MODES.intersection(claims.features))},
+        findings={shortened(name): shortened(why) for name, why in [*hello.findings.items()][:MOST_NOTES]},
+        as_seen=tuple(map(shortened, hello.as_seen[:MOST_NOTES])),
     )
 
 

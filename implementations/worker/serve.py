@@ -127,6 +127,8 @@ class Worker:
                 "memory": memory,
                 "name": loaded.name,
                 "about": loaded.about,
+                "findings": dict(loaded.findings),
+                "as_seen": list(loaded.as_seen),
                 "language": "Python",
                 "versions": {
                     "Python": platform.python_version(),

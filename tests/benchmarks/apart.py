@@ -24,7 +24,7 @@ from attention_conformance.tests.benchmarks.paired_timing import OVERTIME
 from attention_conformance.tests.benchmarks.plan import BenchmarkOptions, Plan
 from attention_conformance.tests.benchmarks.workloads import Timed
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.selection import UsageError
+from attention_conformance.tests.harness.run.plan.selection import UsageError
 
 COMMAND = module_command("attention_conformance.tests.benchmarks.timing_worker")
 GROWING = (len(LENGTHS) + 2 * len(HEADS)) * (ROUNDS + 1) * LONGEST

@@ -17,7 +17,7 @@ from attention_conformance.tests.benchmarks.measured_rounds import MeasuredRound
 from attention_conformance.tests.benchmarks.plan import BenchmarkOptions, plan_of
 from attention_conformance.tests.benchmarks.speed_session import SpeedSession
 from attention_conformance.tests.benchmarks.text_table import lines
-from attention_conformance.tests.harness.run.selection import UsageError
+from attention_conformance.tests.harness.run.plan.selection import UsageError
 from attention_conformance.tests.harness.run.session import KEY as SUITE
 
 BENCH = pytest.StashKey[SpeedSession]()

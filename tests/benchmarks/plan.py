@@ -11,7 +11,7 @@ from attention_conformance.tests.benchmarks.paired_timing import Effort
 from attention_conformance.tests.benchmarks.workloads import IMPLEMENTATIONS, REPRESENTATIVE, Timed, timed
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.selection import UsageError, require_known
+from attention_conformance.tests.harness.run.plan.selection import UsageError, require_known
 
 KNOWN = {each.name: each for each in (*BUILTIN, *NAMED, *ON_REQUEST)}
 

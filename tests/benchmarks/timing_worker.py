@@ -23,7 +23,7 @@ from attention_conformance.tests.benchmarks.measure import Conditions, Contender
 from attention_conformance.tests.benchmarks.plan import BenchmarkOptions, Plan, plan_of
 from attention_conformance.tests.benchmarks.speed_clauses import growth_figures
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.selection import UsageError, selection_of
+from attention_conformance.tests.harness.run.plan.selection import UsageError, selection_of
 
 
 class TimingWorker:

@@ -15,7 +15,7 @@ from attention_conformance.tests.harness.run.exit_status import ExitStatus
 
 def write(given: Namespace) -> int:
     """Writes vectors, and returns the exit status."""
-    from attention_conformance.tests.harness.run.vector_files import CORE, LARGEST, write_vectors
+    from attention_conformance.tests.harness.run.vectors.vector_files import CORE, LARGEST, write_vectors
 
     try:
         written = write_vectors(
@@ -34,7 +34,7 @@ def write(given: Namespace) -> int:
 
 def import_cases(given: Namespace) -> int:
     """Writes the cases of others, and returns the exit status."""
-    from attention_conformance.tests.harness.run.imported_vectors import write_onnx
+    from attention_conformance.tests.harness.run.vectors.imported_vectors import write_onnx
 
     try:
         count = write_onnx(given.folder, _dtypes(given.dtype))
@@ -53,7 +53,7 @@ def answers_command(given: Namespace) -> list[str] | int:
     except VectorError as error:
         return _refused(str(error))
     if vectors.source:
-        from attention_conformance.tests.harness.run.imported_vectors import judge_imported
+        from attention_conformance.tests.harness.run.vectors.imported_vectors import judge_imported
 
         status, lines = judge_imported(vectors, given.folder, given.answers)
         print("\n".join(lines))

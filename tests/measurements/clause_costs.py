@@ -1,6 +1,6 @@
 """Measures what each clause costs a kernel, and which known mistakes break it: what a budget orders clauses by.
 
-`python -m attention_conformance.tests.measurements.clause_costs` writes tests/harness/run/clause_costs.json.
+`python -m attention_conformance.tests.measurements.clause_costs` writes tests/harness/run/plan/clause_costs.json.
 """
 
 import json
@@ -15,7 +15,7 @@ from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import claimed, clause_tests, dtypes_of
 from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.tests.harness.run.budget import COSTS
+from attention_conformance.tests.harness.run.plan.budget import COSTS
 
 TILE = 32
 """Queries and keys of a tile."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.harness.run.sharding import SECONDS
+from attention_conformance.tests.harness.run.plan.sharding import SECONDS
 from attention_conformance.tests.report.log import replay
 
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.implementations.defects import Defect, catalogue
 from attention_conformance.spec.cases import Case
-from attention_conformance.tests.harness.explain.diagnosis import Diagnosis, FailingCheck, diagnose
-from attention_conformance.tests.harness.explain.naming import Explanation
-from attention_conformance.tests.harness.explain.observation import Observation, Prober
-from attention_conformance.tests.harness.explain.probes import PROBES
-from attention_conformance.tests.harness.explain.scoring import scored
+from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis, FailingCheck
+from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose
+from attention_conformance.tests.harness.explain.diagnosis.naming import Explanation
+from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, Prober
+from attention_conformance.tests.harness.explain.diagnosis.probes import PROBES
+from attention_conformance.tests.harness.explain.diagnosis.scoring import scored
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
 from attention_conformance.tests.harness.judge.judging import plainest

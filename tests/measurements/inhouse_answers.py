@@ -9,7 +9,7 @@ from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.run.onnx_cases import (
+from attention_conformance.tests.harness.run.vectors.onnx_cases import (
     ATTENTION,
     OnnxCase,
     attention_problem,

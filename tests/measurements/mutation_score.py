@@ -17,8 +17,9 @@ from attention_conformance.implementations.defects.breaking import in_steps
 from attention_conformance.implementations.defects.defect import Severity
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.harness.explain.diagnosis import FailingCheck, diagnose
-from attention_conformance.tests.harness.explain.pattern import options
+from attention_conformance.tests.harness.explain.diagnosis.diagnosed import FailingCheck
+from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose
+from attention_conformance.tests.harness.explain.diagnosis.pattern import options
 from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck, Selection, clause_tests
 from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
 from attention_conformance.tests.harness.judge.judging import plainest, status

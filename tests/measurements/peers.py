@@ -17,7 +17,7 @@ from attention_conformance.spec.conventions import Conventions, SoftmaxPrecision
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.run.onnx_cases import (
+from attention_conformance.tests.harness.run.vectors.onnx_cases import (
     ATTENTION,
     ROTARY,
     NotExpressibleError,

@@ -14,6 +14,7 @@ from attention_conformance.spec.premises import NO_PREMISES
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.report.model import Run, Subject
 from attention_conformance.tests.report.verdict import Status, Verdict
+from attention_conformance.tests.report.wording import one_line
 
 LEGEND = (
     "5: all 5 judged clauses of the chapter hold, in every dtype; 4/5: 4 of 5 hold; "
@@ -65,6 +66,8 @@ class Conformance(StrEnum):
 
     CONFORMS = "conforms"
     """No check found a violation of what is claimed."""
+    IN_PART = "conforms in part"
+    """The same, of an interface that names more than is judged."""
     FAILS = "fails"
     """A MUST does not hold."""
     ERROR = "error"
@@ -73,6 +76,10 @@ class Conformance(StrEnum):
     """No failure so far, in a run that is not complete."""
     NOTHING_CHECKED = "nothing checked"
     """No clause that was selected is claimed, in no dtype that was selected."""
+
+
+HELD = (Conformance.CONFORMS, Conformance.IN_PART)
+"""Verdicts in which every MUST of what is claimed holds."""
 
 
 def outcome(verdict: Verdict) -> Outcome:
@@ -92,8 +99,8 @@ def outcome(verdict: Verdict) -> Outcome:
             return Outcome.UNCLAIMED
 
 
-def conformance(verdicts: Sequence[Verdict], complete: bool) -> Conformance:
-    """The verdict on an implementation. In a run that is not complete, none conforms."""
+def conformance(verdicts: Sequence[Verdict], complete: bool, findings: bool = False) -> Conformance:
+    """The verdict on an implementation. In a run that is not complete, none conforms; with findings, only in part."""
     outcomes = set(map(outcome, verdicts))
     if Outcome.FAILS in outcomes or any(v.status is Status.NOT_FINISHED for v in verdicts):
         return Conformance.FAILS
@@ -101,7 +108,9 @@ def conformance(verdicts: Sequence[Verdict], complete: bool) -> Conformance:
         return Conformance.ERROR
     if not complete:
         return Conformance.UNDECIDED
-    return Conformance.CONFORMS if any(v.checks for v in verdicts) else Conformance.NOTHING_CHECKED
+    if not any(v.checks for v in verdicts):
+        return Conformance.NOTHING_CHECKED
+    return Conformance.IN_PART if findings else Conformance.CONFORMS
 
 
 def _worst(outcomes: Iterable[Outcome], absent: Outcome) -> Outcome:
@@ -202,7 +211,13 @@ class Row:
 
     @property
     def conformance(self) -> Conformance:
-        return conformance(self.verdicts, self.total.complete)
+        return conformance(self.verdicts, self.total.complete, bool(self.subject.findings))
+
+    @property
+    def condition(self) -> str:
+        """What the verdict leaves out, and what it takes from behaviour alone; empty if there is neither."""
+        without = f", without {', '.join(map(repr, self.subject.findings))}" if self.subject.findings else ""
+        return one_line(f"{without}{''.join(f', {each}' for each in self.subject.as_seen)}")
 
     @property
     def notes(self) -> str:

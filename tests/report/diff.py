@@ -223,7 +223,8 @@ def _implementations(old: Run, new: Run) -> Iterator[Change]:
 
 
 def _verdict(run: Run, name: str) -> str:
-    return str(conformance(run.by_name[name], run.closing.complete))
+    findings = any(subject.findings for subject in run.opening.subjects if subject.name == name)
+    return str(conformance(run.by_name[name], run.closing.complete, findings))
 
 
 def _settings_apart(old: Run, new: Run) -> Iterator[str]:

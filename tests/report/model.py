@@ -100,6 +100,8 @@ class Subject:
         isolated: whether it runs in a process of its own; None for a built-in one, which is part of the suite.
         conventions: by key, in the spelling of the command line.
         premises: what it always does, in that spelling.
+        findings: what its interface names and what is not judged, by its own name, with the reason.
+        as_seen: what nothing states, in words, and is judged as its behaviour shows it.
     """
 
     name: str
@@ -111,6 +113,8 @@ class Subject:
     target: str = ""
     isolated: bool | None = None
     premises: tuple[str, ...] = ()
+    findings: Mapping[str, str] = field(default_factory=dict)
+    as_seen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ from attention_conformance.implementations.discovery.functions.one_input import 
 from attention_conformance.implementations.discovery.functions.one_key_head import OneKeyHead, with_key_heads
 from attention_conformance.implementations.discovery.functions.size_limits import claims_to_try, with_size_limits
 from attention_conformance.implementations.discovery.functions.table_forms import with_narrow_tables, with_table_form
-from attention_conformance.implementations.discovery.mask_notes import mask_notes
+from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.module_masks import (
     ADDED,
     EMPTY,
@@ -216,7 +216,6 @@ def _usual_candidate(
     if stated := _stated_dtype(signature_of(function)):
         claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
         notes = (*notes, f"judged in {stated}, as its parameter 'dtype' states")
-    on_masks = [] if interface else mask_notes(options, replace(check, claims=claims))
     notes = (
         *limits,
         *always,
@@ -225,11 +224,15 @@ def _usual_candidate(
         *options.notes,
         *ignored,
         *refuted,
-        *on_masks,
     )
     notes = (*(shipped.notes if shipped else ()), *notes)
     made = _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
-    return with_cache(made, shipped) if shipped else made
+    if shipped:
+        return with_cache(made, shipped)
+    judged = replace(check, claims=claims)
+    own = check.function.options if isinstance(check.function, RenamedCall) else options
+    whole = getattr(function, "function", function)
+    return replace(made, findings=mask_findings(whole, own, judged), as_seen=masks_as_seen(own, judged))
 
 
 def _stated_dtype(signature: inspect.Signature) -> str:

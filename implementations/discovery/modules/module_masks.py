@@ -21,7 +21,6 @@ from attention_conformance.implementations.discovery.claim_checks import (
     near_outputs,
     output_of,
 )
-from attention_conformance.implementations.discovery.mask_notes import no_form_note
 from attention_conformance.implementations.discovery.modules.context_masks import without_unread
 from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, MaskForm
@@ -274,7 +273,7 @@ def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, li
     if promised or not {"bool_mask", "float_mask"} <= set(call.options.spelled):
         return check, []
     if not published and (error := check.run(shaped(MASKED, call.form)).error):
-        return check.without(MASKS), [no_form_note(call, check, error)]
+        return check.without(MASKS), [f"masks not claimed: {error}"]
     if Feature.FLOAT_MASK not in check.claims:
         return check, []
     plain, zeros = check.run(PLAIN), check.run(shaped(replace(BIASED, pattern=Pattern.ALL), call.form))

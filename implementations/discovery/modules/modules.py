@@ -52,7 +52,7 @@ from attention_conformance.implementations.discovery.extras import (
     returns_scores,
 )
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
-from attention_conformance.implementations.discovery.mask_notes import mask_notes
+from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES, Size
 from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
@@ -304,13 +304,15 @@ def module_candidate(
     layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
     modes, raising = _modes(plan, published, replace(check, claims=claims))
     given = plan.call.of_context.values()
-    on_masks = [] if published else mask_notes(plan.call.options, replace(check, claims=claims), given)
+    judged = replace(check, claims=claims)
+    findings = mask_findings(kind, plan.call.options, judged, given) | unused_caches(kind, alternatives)
+    as_seen = () if published else masks_as_seen(plan.call.options, judged)
     before = [*always, *left_out(plan.make, plan.call), *plan.call.options.notes, *mode]
-    notes = (*notes, *unused_caches(kind, alternatives))
-    about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *raising, *on_masks])
+    about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *raising])
     claims = replace(claims, features=claims.features | set(modes))
     build = plan.make.constructs
-    return Implementation(name, claims, plan.run(), about, construct=build, alternatives=alternatives, modes=modes)
+    made = Implementation(name, claims, plan.run(), about, construct=build, alternatives=alternatives, modes=modes)
+    return replace(made, findings=findings, as_seen=as_seen)
 
 
 def _kept_graph(plan: ModulePlan, check: ClaimCheck) -> str:

@@ -76,10 +76,10 @@ def calls_in_pieces(kind: type[nn.Module], call: ModuleCall) -> Iterator[tuple[s
     yield from ((f"{IN_PIECES}{name}", InPieces(call, name, wanted)) for name in _pasts(kind))
 
 
-def unused_caches(kind: object, ways: Collection[str]) -> list[str]:
-    """Notes on the parameters that take a cache and are in none of the ways in which it is called."""
+def unused_caches(kind: object, ways: Collection[str]) -> dict[str, str]:
+    """Why it is judged without a cache, by the parameter that takes it."""
     pasts = _pasts(kind) if isinstance(kind, type) and issubclass(kind, nn.Module) else []
-    return [f"judged without its cache {name!r}" for name in pasts if f"{IN_PIECES}{name}" not in ways]
+    return {name: "a cache in a form of its own" for name in pasts if f"{IN_PIECES}{name}" not in ways}
 
 
 def _pasts(kind: type[nn.Module]) -> list[str]:

@@ -16,8 +16,8 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.expected_failures import expecting
-from attention_conformance.tests.harness.run.selection import (
+from attention_conformance.tests.harness.run.plan.expected_failures import expecting
+from attention_conformance.tests.harness.run.plan.selection import (
     expanded_dtypes,
     hushed,
     require_deadline,

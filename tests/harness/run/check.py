@@ -16,8 +16,8 @@ from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.judge.tiers import seeded
 from attention_conformance.tests.harness.run.arguments import Arguments, Names, Target, arguments, names
-from attention_conformance.tests.harness.run.command_lines import INSTALLED, checking, options_of
 from attention_conformance.tests.harness.run.parametrize import NO_CONVENTIONS
+from attention_conformance.tests.harness.run.plan.selection import hushed
 from attention_conformance.tests.harness.run.post_run import (
     bad_ends,
     record_diagnoses,
@@ -26,9 +26,9 @@ from attention_conformance.tests.harness.run.post_run import (
     unchecked_claims,
 )
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
-from attention_conformance.tests.harness.run.selection import hushed
+from attention_conformance.tests.harness.run.screen.command_lines import INSTALLED, checking, options_of
 from attention_conformance.tests.report import views
-from attention_conformance.tests.report.counts import Conformance, conformance
+from attention_conformance.tests.report.counts import HELD, Conformance, conformance
 from attention_conformance.tests.report.folder import claim
 from attention_conformance.tests.report.log import FILE, encode
 from attention_conformance.tests.report.model import Run
@@ -170,7 +170,7 @@ def check(
     recorder.close()
     unchecked = tuple(unchecked_claims(given.selection, recorder.verdicts))
     return Report(
-        verdict=_verdict(recorder.verdicts, unchecked),
+        verdict=_verdict(recorder.verdicts, unchecked, bool(given.implementation.findings)),
         failures=tuple(_failures(recorder.verdicts)),
         diagnosis=recorder.run.diagnoses.get(given.implementation.name, ""),
         verdicts=tuple(recorder.verdicts),
@@ -206,9 +206,9 @@ def _command(settings: RunSettings, implementation: str, clause: str, dtype: str
     return checking(settings.candidates, implementation, options_of(settings, clause, dtype), INSTALLED)
 
 
-def _verdict(verdicts: list[Verdict], unchecked: tuple[str, ...]) -> Conformance:
-    verdict = conformance(verdicts, complete=True)
-    return Conformance.ERROR if unchecked and verdict is Conformance.CONFORMS else verdict
+def _verdict(verdicts: list[Verdict], unchecked: tuple[str, ...], findings: bool) -> Conformance:
+    verdict = conformance(verdicts, complete=True, findings=findings)
+    return Conformance.ERROR if unchecked and verdict in HELD else verdict
 
 
 def _failures(verdicts: list[Verdict]) -> Iterator[ClauseFailure]:

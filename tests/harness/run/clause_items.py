@@ -13,8 +13,8 @@ from attention_conformance.spec.clauses import Level, load
 from attention_conformance.tests.harness.judge.call_time import BudgetSpentError
 from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck
 from attention_conformance.tests.harness.judge.judging import judged
-from attention_conformance.tests.harness.run.budget import LEFT_OUT
-from attention_conformance.tests.harness.run.command_lines import again
+from attention_conformance.tests.harness.run.plan.budget import LEFT_OUT
+from attention_conformance.tests.harness.run.screen.command_lines import again
 from attention_conformance.tests.harness.run.session import KEY, PROPERTY
 from attention_conformance.tests.report.log import encode
 from attention_conformance.tests.report.verdict import Status, Verdict

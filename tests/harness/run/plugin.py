@@ -19,21 +19,21 @@ from attention_conformance.tests.harness.explain.failure_artifacts import clear
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run import interrupts, options, post_run
-from attention_conformance.tests.harness.run.budget import Budget, in_order, left_out
 from attention_conformance.tests.harness.run.clause_items import ClauseItem, ClauseModule
 from attention_conformance.tests.harness.run.collector import Collector
 from attention_conformance.tests.harness.run.exit_status import ExitStatus, exit_status
-from attention_conformance.tests.harness.run.explanations import explain
-from attention_conformance.tests.harness.run.failing_first import FailingFirst
-from attention_conformance.tests.harness.run.first_failure import FirstFailure, telling_first
-from attention_conformance.tests.harness.run.next_steps import next_steps
-from attention_conformance.tests.harness.run.printing import summarise
-from attention_conformance.tests.harness.run.progress import Progress
+from attention_conformance.tests.harness.run.plan.budget import Budget, in_order, left_out
+from attention_conformance.tests.harness.run.plan.failing_first import FailingFirst
+from attention_conformance.tests.harness.run.plan.selection import UsageError, hushed, selection_of, settings_of
+from attention_conformance.tests.harness.run.plan.sharding import Group, Shard
 from attention_conformance.tests.harness.run.queries import answered
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
-from attention_conformance.tests.harness.run.selection import UsageError, hushed, selection_of, settings_of
+from attention_conformance.tests.harness.run.screen.explanations import explain
+from attention_conformance.tests.harness.run.screen.first_failure import FirstFailure, telling_first
+from attention_conformance.tests.harness.run.screen.next_steps import next_steps
+from attention_conformance.tests.harness.run.screen.printing import summarise
+from attention_conformance.tests.harness.run.screen.progress import Progress
 from attention_conformance.tests.harness.run.session import ENDS, KEY, LEFTOVERS, LOSSES, USAGE_ERROR, SuiteSession
-from attention_conformance.tests.harness.run.sharding import Group, Shard
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.report.folder import FolderError, unwritten
 from attention_conformance.tests.report.log import UNEXPLAINED, encode

@@ -11,15 +11,16 @@ from attention_conformance.implementations.worker.process import how_ended
 from attention_conformance.implementations.worker.remote import Remote
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.harness.explain.diagnosis import Diagnosis, diagnose, failing_checks
+from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis, failing_checks
+from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose
 from attention_conformance.tests.harness.explain.failure_artifacts import FOLDER, Explained, explained
 from attention_conformance.tests.harness.explain.reduction import lines
 from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed, clause_tests, dtypes_of
 from attention_conformance.tests.harness.judge.judging import ENDING_CLAUSE, assert_ended_well, verdict
 from attention_conformance.tests.harness.judge.observed_conventions import DISAGREEMENTS, observations
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.command_lines import replaying
 from attention_conformance.tests.harness.run.run_records import failure_record, weight_map
+from attention_conformance.tests.harness.run.screen.command_lines import replaying
 from attention_conformance.tests.harness.run.session import FirstDiagnosis
 from attention_conformance.tests.report.model import DiagnosisRecord, ObservationRecord
 from attention_conformance.tests.report.recorder import Recorder

@@ -11,9 +11,8 @@ from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.explain.replay import ReplayError, read, replay
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.command_lines import explaining
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.harness.run.selection import (
+from attention_conformance.tests.harness.run.plan.selection import (
     UsageError,
     left_out,
     path_of,
@@ -23,6 +22,7 @@ from attention_conformance.tests.harness.run.selection import (
     selection_of,
     settings_of,
 )
+from attention_conformance.tests.harness.run.screen.command_lines import explaining
 
 
 def answered(config: pytest.Config) -> int | None:

@@ -21,7 +21,7 @@ from attention_conformance.tests.harness.explain.reduction import Outcome
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.unusable import Unusable
+from attention_conformance.tests.harness.run.plan.unusable import Unusable
 from attention_conformance.tests.report.model import FailureRecord, Grid, Subject, Suite, WeightMap
 from attention_conformance.tests.report.recorder import SPEC_VERSION
 
@@ -135,6 +135,8 @@ def subject_of(implementation: Implementation, target: str = "", candidate: bool
         dtypes=claims.dtypes,
         conventions=dict(claims.conventions.items()),
         premises=claims.premises.settings(),
+        findings=dict(implementation.findings),
+        as_seen=implementation.as_seen,
         target=target,
         isolated=isinstance(implementation.run, Remote | Unusable) if candidate or target else None,
     )

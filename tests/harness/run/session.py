@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from attention_conformance.tests.harness.explain.diagnosis import Diagnosis, FailingCheck
+from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis, FailingCheck
 from attention_conformance.tests.harness.explain.failure_artifacts import Explained
 from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck, Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.budget import Budget
+from attention_conformance.tests.harness.run.plan.budget import Budget
 from attention_conformance.tests.report.recorder import Recorder
 from attention_conformance.tests.report.verdict import Verdict
 

@@ -2,7 +2,7 @@
 
 import json
 
-from attention_conformance.tests.report.counts import Conformance, Row, counts
+from attention_conformance.tests.report.counts import HELD, Conformance, Row, counts
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.wording import selected
 
@@ -44,8 +44,9 @@ def message(run: Run) -> tuple[str, str]:
 
 def _of_one(row: Row, part: str) -> tuple[str, str]:
     share = f"{row.total.holds}/{row.total.judged} hold"
-    if row.conformance is Conformance.CONFORMS:
-        return f"conforms{part} · {share}", GREEN
+    if row.conformance in HELD:
+        whole = row.conformance is Conformance.CONFORMS
+        return f"conforms{part if whole else ' in part'} · {share}", GREEN if whole else ORANGE
     return (f"fails · {share}", RED) if row.conformance is Conformance.FAILS else (f"error · {share}", ORANGE)
 
 

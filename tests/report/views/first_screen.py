@@ -22,7 +22,7 @@ LISTED = {
 }
 """Outcomes that are listed a clause a line, in this order, as far as there is room."""
 
-STATED = ("finding: ", "as seen: ", "built with ", "judged without ", "loaded without ")
+STATED = ("built with ", "judged without ", "loaded without ")
 """How notes begin that state what was seen and not judged."""
 MOST_OF_NOTE = 3
 """Lines of one of them."""
@@ -42,7 +42,9 @@ def cause(name: str, diagnosis: str) -> Iterator[str]:
 
 
 def _verdict(row: Row, run: Run) -> Iterator[str]:
-    yield from _paragraph(f"{row.subject.name} {row.conformance}{row.notes}: {row.total.sentence}", 2)
+    yield from _paragraph(f"{row.subject.name} {row.conformance}{row.condition}{row.notes}: {row.total.sentence}", 3)
+    for name, why in row.subject.findings.items():
+        yield from _paragraph(f"  {name!r} is not judged: {why}", MOST_OF_NOTE)
     if row.subject.isolated is False:
         yield f"{row.subject.name} ran {isolation(row.subject)}"
     if row.subject.premises:

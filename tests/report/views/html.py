@@ -26,6 +26,7 @@ FEW = 3
 """So many implementations get a sentence each in the head of the page, and are open from the start."""
 SIGNS = {
     Conformance.CONFORMS: Outcome.HOLDS,
+    Conformance.IN_PART: Outcome.ADVICE,
     Conformance.FAILS: Outcome.FAILS,
     Conformance.ERROR: Outcome.ERROR,
     Conformance.UNDECIDED: Outcome.NOT_CHECKED,

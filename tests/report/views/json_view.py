@@ -37,6 +37,8 @@ def _entry(row: Row, run: Run) -> dict[str, Any]:
         "isolated": subject.isolated,
         "claims": {**extent, "conventions": dict(subject.conventions), "premises": list(subject.premises)},
         "verdict": row.conformance,
+        "findings": dict(subject.findings),
+        "as_seen": list(subject.as_seen),
         "counts": _numbers(row.total),
         "chapters": {cell.chapter: _numbers(cell) for cell in row.cells if cell.clauses},
         "diagnosis": run.diagnoses.get(subject.name, ""),

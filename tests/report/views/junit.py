@@ -28,7 +28,7 @@ def text(run: Run) -> str:
 
 def _of(run: Run, row: Row) -> ElementTree.Element:
     properties = {
-        "verdict": str(row.conformance),
+        "verdict": f"{row.conformance}{row.condition}",
         "clauses": row.total.sentence,
         "diagnosis": run.diagnoses.get(row.subject.name, ""),
         "tier": run.opening.suite.tier,

@@ -77,7 +77,8 @@ def _head(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
     if part := selected(run):
         yield Block(FRAME, "", f"Only a part was selected: {code(part)}.\n\n")
     for row in rows:
-        yield Block(HEAD, "verdict", f"- {code(row.subject.name, 80)} **{row.conformance}**: {row.total.sentence}\n")
+        verdict = f"**{row.conformance}**{prose(row.condition)}: {row.total.sentence}"
+        yield Block(HEAD, "verdict", f"- {code(row.subject.name, 80)} {verdict}\n")
 
 
 def _table(run: Run, rows: Sequence[Row]) -> Iterator[Block]:

@@ -30,7 +30,7 @@ def summary(run: Run) -> Iterator[str]:
     for row in judged:
         cells = " ".join(f"{cell.text:>8}" for cell in row.cells)
         totals = f"{row.total.text:>8}  {row.checks:7d}  {in_bounds(row.worst) or '-':>5}"
-        yield f"{row.subject.name:{width}}  {cells}  {totals}  {row.conformance}{row.notes}"
+        yield f"{row.subject.name:{width}}  {cells}  {totals}  {row.conformance}{row.condition}{row.notes}"
     yield from ("", f"cells: {LEGEND}", "worst: the largest error in units of its rounding bound")
     if run.opening.suite.drawn:
         yield run.opening.suite.drawn
@@ -40,6 +40,7 @@ def summary(run: Run) -> Iterator[str]:
         if row.subject.premises:
             always = ", ".join(row.subject.premises)
             yield f"{row.subject.name} is judged as one that always is: {always}"
+        yield from (f"{row.subject.name}: {name!r} is not judged: {why}" for name, why in row.subject.findings.items())
         yield from _details(row, run.diagnoses.get(row.subject.name, ""))
 
 

@@ -16,7 +16,7 @@ from attention_conformance.tests.benchmarks.paired_timing import Effort
 from attention_conformance.tests.benchmarks.plan import KNOWN, BenchmarkOptions, Plan
 from attention_conformance.tests.benchmarks.workloads import _CHOSEN, IMPLEMENTATIONS, REPRESENTATIVE, WORKLOADS, timed
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.selection import UsageError
+from attention_conformance.tests.harness.run.plan.selection import UsageError
 from attention_conformance.tests.selftest.benchmarks.benchmark_data import invented
 from attention_conformance.tests.selftest.sessions import ROOT, SETTINGS
 

@@ -163,7 +163,7 @@ def test_a_function_that_takes_weights_is_a_module(make: Make) -> None:
 
 
 def test_a_class_of_arrays_of_jax_has_gradients() -> None:
-    pytest.importorskip("jax")
+    pytest.importorskip("jax", reason="JAX is not installed: pip install '.[jax]'")
     kind = plain_class(OfJax)
     assert kind is not None
     module, x = kind(d_model=4), torch.randn(2, 3, 4, requires_grad=True)

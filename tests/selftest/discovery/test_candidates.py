@@ -200,7 +200,7 @@ class TestAnswers:
                 (OF_TENSORS | MASKS) - GRADIENTS,
                 "; gradients not claimed: its output does not require grad"
                 "; mask-gradient not claimed: its output does not require grad"
-                "; a row without keys gets nan; as seen: True in its 'mask' means may attend",
+                "; a row without keys gets nan",
             ),
         ],
     )

@@ -1,4 +1,4 @@
-"""Masks whose names promise nothing: what was seen is stated, and so is what hides other keys than it should."""
+"""Masks whose names promise nothing: what was seen is stated, and what is not judged leaves a verdict in part."""
 
 import pytest
 
@@ -33,22 +33,41 @@ class f(nn.Module):
 def test_the_meaning_of_true_is_stated(make: Make, name: str, hidden: str, meaning: Polarity) -> None:
     made = make(MASKED.format(name=name, hidden=hidden))
     assert Feature.KEY_PADDING in made.claims
-    assert f"as seen: True in its {name!r} means {str(meaning).replace('-', ' ')}" in made.about
-    assert "finding: 'segment_mask' not judged" in made.about
+    assert made.as_seen == (f"with True in {name!r} as {str(meaning).replace('-', ' ')}",)
+    assert made.findings == {"segment_mask": "the suite knows no mask of that name"}
     assert_conforms(made)
 
 
 def test_one_that_is_ignored_has_no_meaning(make: Make) -> None:
     made = make("def f(query, key, value, mask=None): return attend(query, key, value)[0]")
     assert Feature.BOOL_MASK in made.claims
-    assert "as seen" not in made.about
+    assert not made.as_seen
+    assert not made.findings
 
 
 @pytest.mark.parametrize("name", ["mask", "pad_mask"])
 def test_one_that_hides_other_keys_is_a_finding(make: Make, name: str) -> None:
     made = make(MASKED.format(name=name, hidden=f"{name}[:, None, :, None]"))
     assert Feature.KEY_PADDING not in made.claims
-    assert f"finding: its {name!r} takes one number for each key, (B, Lk), and hides other keys" in made.about
+    assert made.findings[name] == "it takes one number for each key, (B, Lk), and hides other keys than it should"
+
+
+def test_one_that_raises_is_a_finding(make: Make) -> None:
+    text = "def f(query, key, value, mask=None):\n    assert mask is None\n    return attend(query, key, value)[0]"
+    assert make(text).findings == {"mask": "it raises AssertionError"}
+
+
+@pytest.mark.parametrize(
+    ("words", "contradicted"),
+    [("1 = keep, 0 = padding", True), ("True for the keys that are ignored", False), ("shown as 1, or 0", False)],
+)
+def test_documentation_that_states_the_other_meaning_is_a_finding(make: Make, words: str, contradicted: bool) -> None:
+    text = MASKED.format(name="mask", hidden="mask[:, None, None]")
+    made = make(
+        text.replace("class f(nn.Module):", f'class f(nn.Module):\n    """Args:\n        mask: (B, Lk), {words}."""')
+    )
+    why = "by its documentation True in it shows a key, and True hides a key"
+    assert made.findings.get("mask", "") == (why if contradicted else "")
 
 
 @pytest.mark.parametrize("hidden", ["key_mask.roll(1, -1)[:, None, None]", "key_mask.flip(0)[:, None, None]"])

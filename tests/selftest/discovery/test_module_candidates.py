@@ -29,7 +29,7 @@ class f(nn.Module):
     def forward(self, x, mask=None):
         return self.attend(x, mask)[0]
 """
-SEEN = "as seen: True in its 'mask' means masked out"
+SEEN = ("with True in 'mask' as masked out",)
 KEPT = {Feature.SAVED, Feature.COPIED, Feature.AUTOCAST}
 SELF_FEATURES = ALWAYS | MASKS | KEPT | {Feature.OUTPUT_PROJECTION, Feature.OUTPUT_BIAS}
 
@@ -114,7 +114,8 @@ class TestSelfAttention:
     def test_length_first_is_detected(self, make: Make) -> None:
         answer = "self.attend(x.transpose(0, 1), mask)[0].transpose(0, 1)"
         result = make(SELF.replace("self.attend(x, mask)[0]", answer))
-        assert result.about == "a module class, (L, B, E); a row without keys gets nan; " + SEEN
+        assert result.about == "a module class, (L, B, E); a row without keys gets nan"
+        assert result.as_seen == SEEN
         assert_conforms(result)
 
     def test_other_settings(self, make: Make) -> None:
@@ -131,14 +132,14 @@ class TestSelfAttention:
         text = SELF.replace("self.proj(o", "nn.Dropout(0.5).train(self.training)(self.proj(o")
         result = make(text.replace("(2)), p", "(2))), p"))
         mode = "in eval mode, because it answers at random in training mode"
-        assert result.about == f"a module class, (B, L, E); {mode}; a row without keys gets nan; {SEEN}"
+        assert result.about == f"a module class, (B, L, E); {mode}; a row without keys gets nan"
         assert_conforms(result)
 
     def test_dropout_is_switched_off_where_it_can_be(self, make: Make) -> None:
         text = SELF.replace("n_heads):", "n_heads, dropout=0.1):")
         text = text.replace("self.heads,", "assert not dropout\n        self.heads,", 1)
         refused = "dropout not claimed: AssertionError; evaluation not claimed: AssertionError"
-        assert make(text).about == f"a module class, (B, L, E); a row without keys gets nan; {refused}; {SEEN}"
+        assert make(text).about == f"a module class, (B, L, E); a row without keys gets nan; {refused}"
 
     def test_dtypes_and_empty_sizes(self, make: Make) -> None:
         check = "if not x.numel() or x.dtype is torch.float16: raise ValueError('no')\n        "
@@ -146,7 +147,7 @@ class TestSelfAttention:
         assert result.claims.dtypes == ("float64", "float32", "bfloat16")
         assert Feature.EMPTY_SIZES not in result.claims
         notes = "float16 not claimed: ValueError: no; empty-sizes not claimed: ValueError: no"
-        assert result.about.endswith(f"{notes}; {SEEN}")
+        assert result.about.endswith(notes)
 
 
 class TestCrossAttention:

@@ -16,7 +16,7 @@ from attention_conformance.tests.harness.judge.call_time import BudgetSpentError
 from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck, Selection, clause_tests
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.judging import judged
-from attention_conformance.tests.harness.run.budget import Budget, in_order, left_out, worth, worths
+from attention_conformance.tests.harness.run.plan.budget import Budget, in_order, left_out, worth, worths
 
 RIGHT = Implementation("right", Claims(Scope.OP, OP_FEATURES, dtypes=("float32", "bfloat16")), torch_op(Steps()))
 PLANNED = list(Selection((RIGHT,)).plan())

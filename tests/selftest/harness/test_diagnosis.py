@@ -14,14 +14,10 @@ from attention_conformance.implementations.builtin.stepwise.steps import OP_FEAT
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.cases import Case, MaskKind, Pattern
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.tests.harness.explain import diagnosis as diagnosing
-from attention_conformance.tests.harness.explain.diagnosis import (
-    Diagnosis,
-    FailingCheck,
-    diagnose,
-    failing_alone,
-    failing_checks,
-)
+from attention_conformance.tests.harness.explain.diagnosis import by_clauses
+from attention_conformance.tests.harness.explain.diagnosis import diagnosis as diagnosing
+from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis, FailingCheck, failing_checks
+from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose, failing_alone
 from attention_conformance.tests.harness.run.runner import run
 
 CORE = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH})
@@ -267,7 +263,7 @@ def test_a_small_error_that_most_cases_do_not_have_is_no_rounding_of_operands(mo
 
 
 def test_failures_that_do_not_come_again_name_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosing, "_failure_summaries", lambda *_: frozenset())
+    monkeypatch.setattr(by_clauses, "_failure_summaries", lambda *_: frozenset())
     right = Implementation("right", Claims(Scope.OP, OP_FEATURES), torch_op(Steps()))
-    diagnosis = diagnosing._by_clauses(right, [FailingCheck("masks.broadcast", Case(), "float32", "")], "cpu", ())
+    diagnosis = by_clauses.by_clauses(right, [FailingCheck("masks.broadcast", Case(), "float32", "")], "cpu", ())
     assert "no known mistake explains the failures; none showed when" in str(diagnosis)

@@ -20,12 +20,13 @@ from attention_conformance.spec.cases import Case, MaskKind, MaskShape
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
-from attention_conformance.tests.harness.explain.conditions import conditions
-from attention_conformance.tests.harness.explain.diagnosis import Diagnosis, FailingCheck, diagnose
-from attention_conformance.tests.harness.explain.edits import edited
-from attention_conformance.tests.harness.explain.observation import Prober, observed
-from attention_conformance.tests.harness.explain.probes import PROBES
-from attention_conformance.tests.harness.explain.staged import STAGES, opened, result_of, run
+from attention_conformance.tests.harness.explain.diagnosis.conditions import conditions
+from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis, FailingCheck
+from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose
+from attention_conformance.tests.harness.explain.diagnosis.edits import edited
+from attention_conformance.tests.harness.explain.diagnosis.observation import Prober, observed
+from attention_conformance.tests.harness.explain.diagnosis.probes import PROBES
+from attention_conformance.tests.harness.explain.stages.staged import STAGES, opened, result_of, run
 
 FLOAT_MASKS = [Case(mask=MaskKind.FLOAT), Case(mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED, seed=3)]
 BOOL_MASKS = [Case(mask=MaskKind.BOOL), Case(mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED, seed=3)]

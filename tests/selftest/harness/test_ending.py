@@ -14,9 +14,9 @@ import pytest
 
 from attention_conformance.implementations.worker.observer import LocalObserver
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run import command_lines
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.harness.run.progress import Progress, colours, duration
+from attention_conformance.tests.harness.run.screen import command_lines
+from attention_conformance.tests.harness.run.screen.progress import Progress, colours, duration
 from attention_conformance.tests.selftest.sessions import ROOT, SUITE, Sessions
 
 ONE = ("--clause", "causal.square")

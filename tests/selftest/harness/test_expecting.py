@@ -9,7 +9,13 @@ import pytest
 
 from attention_conformance.implementations.api.contract import ExpectedFailure
 from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
-from attention_conformance.tests.harness.run.expected_failures import FILE, ExpectingError, expecting, next_to, read
+from attention_conformance.tests.harness.run.plan.expected_failures import (
+    FILE,
+    ExpectingError,
+    expecting,
+    next_to,
+    read,
+)
 from attention_conformance.tests.selftest.sessions import Sessions
 
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")

@@ -18,10 +18,11 @@ from attention_conformance.spec.cases import Case, MaskKind, Pattern
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
-from attention_conformance.tests.harness.explain.causes import INTENDED, repairs
-from attention_conformance.tests.harness.explain.diagnosis import FailingCheck, diagnose
-from attention_conformance.tests.harness.explain.edits import edited
-from attention_conformance.tests.harness.explain.staged import STAGES, opened, result_of, run
+from attention_conformance.tests.harness.explain.diagnosis.causes import INTENDED, repairs
+from attention_conformance.tests.harness.explain.diagnosis.diagnosed import FailingCheck
+from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose
+from attention_conformance.tests.harness.explain.diagnosis.edits import edited
+from attention_conformance.tests.harness.explain.stages.staged import STAGES, opened, result_of, run
 from attention_conformance.tests.harness.judge.comparison import compare
 
 CORE = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH})

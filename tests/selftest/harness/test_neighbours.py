@@ -12,8 +12,8 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.discovery.candidates import wrapped
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.tests.harness.explain.neighbours import neighbour
-from attention_conformance.tests.harness.explain.observation import observed
+from attention_conformance.tests.harness.explain.diagnosis.neighbours import neighbour
+from attention_conformance.tests.harness.explain.diagnosis.observation import observed
 from attention_conformance.tests.harness.judge.judge import Judge
 
 CORE = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH})

@@ -12,7 +12,7 @@ from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.run import clause_items, options
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.harness.run.selection import answered_dtypes
+from attention_conformance.tests.harness.run.plan.selection import answered_dtypes
 from attention_conformance.tests.selftest.sessions import ROOT, Sessions, checks_of
 from attention_conformance.tests.selftest.thorough import by_turns
 

@@ -4,8 +4,8 @@ import pytest
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.tests.harness.run.plan.unusable import loaded_or_error, require_usable
 from attention_conformance.tests.harness.run.runner import run
-from attention_conformance.tests.harness.run.unusable import loaded_or_error, require_usable
 from attention_conformance.tests.report.counts import Conformance, conformance
 
 HERE = f"{__file__}:attention"

@@ -16,13 +16,13 @@ from attention_conformance.spec.cases import Case, MaskKind
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
-from attention_conformance.tests.harness.explain.at_once import wrong
-from attention_conformance.tests.harness.explain.edits import Edit, _all, hypothesis
-from attention_conformance.tests.harness.explain.hypotheses import hypotheses
-from attention_conformance.tests.harness.explain.observation import Observation, observed
-from attention_conformance.tests.harness.explain.pattern import WINDOW, options, without
-from attention_conformance.tests.harness.explain.scoring import scored
-from attention_conformance.tests.harness.explain.staged import STAGES, Stage, opened, result_of, run
+from attention_conformance.tests.harness.explain.diagnosis.at_once import wrong
+from attention_conformance.tests.harness.explain.diagnosis.edits import Edit, _all, hypothesis
+from attention_conformance.tests.harness.explain.diagnosis.hypotheses import hypotheses
+from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, observed
+from attention_conformance.tests.harness.explain.diagnosis.pattern import WINDOW, options, without
+from attention_conformance.tests.harness.explain.diagnosis.scoring import scored
+from attention_conformance.tests.harness.explain.stages.staged import STAGES, Stage, opened, result_of, run
 
 TILE = 2
 CLAIMED = Conventions()

@@ -12,7 +12,10 @@ from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.selftest.sessions import CANDIDATES, ROOT
 
 BREAKING = """
-from attention_conformance.tests.harness.run import clause_items, first_failure, plugin, post_run
+from attention_conformance.tests.harness.run import clause_items
+from attention_conformance.tests.harness.run.screen import first_failure
+from attention_conformance.tests.harness.run import plugin
+from attention_conformance.tests.harness.run import post_run
 
 def crash(*arguments, **options):
     raise ZeroDivisionError("an error of the suite")

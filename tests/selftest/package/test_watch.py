@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attention_conformance.tests.cli import watch as watching
-from attention_conformance.tests.harness.run.failing_first import FailingFirst
+from attention_conformance.tests.harness.run.plan.failing_first import FailingFirst
 from attention_conformance.tests.report.verdict import Status
 
 

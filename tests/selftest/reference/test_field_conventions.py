@@ -14,7 +14,8 @@ from attention_conformance.implementations.builtin.stepwise import steps as corr
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
+from attention_conformance.tests.harness.explain.diagnosis.diagnosed import failing_checks
+from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.harness.run.first_failure import TELLING
+from attention_conformance.tests.harness.run.screen.first_failure import TELLING
 from attention_conformance.tests.report.verdict import FailureKind, Status, Verdict
+from attention_conformance.tests.report.views import badge, html, markdown, terminal
 from attention_conformance.tests.report.views.first_screen import WIDTH, cause, lines
-from attention_conformance.tests.selftest.report.run_builders import HOSTILE, failed, passed, run
+from attention_conformance.tests.selftest.report.run_builders import HOSTILE, failed, passed, run, subject
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 CASE = ["smallest failing case: B=1", *(f"  array {number} = [1]" for number in range(20)), "  off by 3"]
@@ -48,6 +49,16 @@ def test_why_it_was_not_checked_to_the_end_is_the_cause() -> None:
     lost = replace(passed("mine", "causal.square"), status=Status.NOT_FINISHED, checks=0, worst=None, reason="it died")
     shown = list(lines(run(lost)))
     assert shown[1] == "  cause: it died"
+
+
+def test_what_is_not_judged_stands_in_the_verdict() -> None:
+    of_it = subject("mine", findings={"pad": "it hides queries"}, as_seen=("with True in 'mask' as masked out",))
+    whole = run(passed("mine", "causal.square"), subjects=(of_it,))
+    shown = list(lines(whole))
+    assert shown[0] == "mine conforms in part, without 'pad', with True in 'mask' as masked out: 1 of 1"
+    assert "  'pad' is not judged: it hides queries" in shown
+    views = (terminal.lines(whole), [markdown.text(whole)], [html.text(whole)], [badge.endpoint(whole)])
+    assert all("conforms in part" in "".join(view) for view in views)
 
 
 def test_a_right_one_takes_few_lines() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.harness.run.sharding import Shard, seconds
+from attention_conformance.tests.harness.run.plan.sharding import Shard, seconds
 from attention_conformance.tests.report import merge
 from attention_conformance.tests.report.log import replay
 from attention_conformance.tests.report.model import Run

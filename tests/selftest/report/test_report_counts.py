@@ -157,6 +157,8 @@ def test_the_verdict_on_an_implementation(verdicts: list[Verdict], verdict: Conf
     assert conformance(verdicts, complete=True) is verdict
     decided = verdict in (Conformance.FAILS, Conformance.ERROR)
     assert conformance(verdicts, complete=False) is (verdict if decided else Conformance.UNDECIDED)
+    in_part = Conformance.IN_PART if verdict is Conformance.CONFORMS else verdict
+    assert conformance(verdicts, complete=True, findings=True) is in_part
 
 
 def test_a_clause_that_no_dtype_proves_is_listed_in_every_view() -> None:

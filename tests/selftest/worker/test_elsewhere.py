@@ -14,8 +14,8 @@ from attention_conformance.spec.features import Feature
 from attention_conformance.tests.conformance.test_causal import SQUARE
 from attention_conformance.tests.harness.explain.replay import FailureFile, ReplayError, replay
 from attention_conformance.tests.harness.judge.settings import RunSettings
+from attention_conformance.tests.harness.run.plan.selection import UsageError, selection_of
 from attention_conformance.tests.harness.run.runner import run
-from attention_conformance.tests.harness.run.selection import UsageError, selection_of
 from attention_conformance.tests.report.verdict import Status
 
 ABSENT = ("attention_conformance", "torch", "pytest", "ml_dtypes", "safetensors", "hypothesis", "jax")

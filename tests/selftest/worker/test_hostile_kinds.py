@@ -22,7 +22,8 @@ from attention_conformance.implementations.worker.remote import Remote, end_proc
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
-from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
+from attention_conformance.tests.harness.explain.diagnosis.diagnosed import failing_checks
+from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.post_run import bad_ends
 from attention_conformance.tests.harness.run.run_records import weight_map

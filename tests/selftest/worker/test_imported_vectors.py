@@ -10,10 +10,10 @@ import pytest
 from attention_conformance.implementations.worker.vectors import SUFFIX, VectorError, VectorSet, file_bytes
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.tests.cli import main
-from attention_conformance.tests.harness.run import imported_vectors
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.harness.run.imported_vectors import judge_imported, write_onnx
-from attention_conformance.tests.harness.run.onnx_cases import OnnxCase
+from attention_conformance.tests.harness.run.vectors import imported_vectors
+from attention_conformance.tests.harness.run.vectors.imported_vectors import judge_imported, write_onnx
+from attention_conformance.tests.harness.run.vectors.onnx_cases import OnnxCase
 
 ROWS = {"Q": [[1.0, 0.0]], "K": [[1.0, 0.0], [0.0, 0.0]], "V": [[2.0, 0.0], [4.0, 1.0]]}
 """The scores are s and 0, with s the scale."""

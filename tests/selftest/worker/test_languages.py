@@ -20,7 +20,7 @@ from attention_conformance.implementations.worker.remote import commanded_candid
 from attention_conformance.tests.harness.explain.replay import ReplayError, read, replay
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.harness.run.selection import UsageError, require_different
+from attention_conformance.tests.harness.run.plan.selection import UsageError, require_different
 from attention_conformance.tests.selftest.sessions import ROOT
 
 EXAMPLES = ROOT / "docs" / "examples" / "workers"

@@ -22,7 +22,7 @@ from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.harness.run.vector_files import UNSEEN, write_vectors
+from attention_conformance.tests.harness.run.vectors.vector_files import UNSEEN, write_vectors
 from attention_conformance.tests.report.verdict import Status, Verdict
 from attention_conformance.tests.selftest.sessions import ROOT
 

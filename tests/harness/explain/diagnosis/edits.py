@@ -13,12 +13,12 @@ import torch
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.conventions import Conventions, EmptyRow
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.harness.explain.causes import Hypothesis
-from attention_conformance.tests.harness.explain.changes import of_entry, together
-from attention_conformance.tests.harness.explain.emptied import unforeseen
-from attention_conformance.tests.harness.explain.inner_rotations import inner_rotations
-from attention_conformance.tests.harness.explain.staged import STAGES, Stage, State, opened, result_of, run
-from attention_conformance.tests.harness.explain.variants import variants
+from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothesis
+from attention_conformance.tests.harness.explain.stages.changes import of_entry, together
+from attention_conformance.tests.harness.explain.stages.emptied import unforeseen
+from attention_conformance.tests.harness.explain.stages.inner_rotations import inner_rotations
+from attention_conformance.tests.harness.explain.stages.staged import STAGES, Stage, State, opened, result_of, run
+from attention_conformance.tests.harness.explain.stages.variants import variants
 
 Stages: TypeAlias = tuple[Stage, ...]
 Change: TypeAlias = Callable[[Stages], Stages]

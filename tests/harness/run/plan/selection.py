@@ -23,9 +23,9 @@ from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.judge.tiers import TIERS, seeded, tier_of
-from attention_conformance.tests.harness.run.expected_failures import ExpectingError, expecting
-from attention_conformance.tests.harness.run.sharding import Shard
-from attention_conformance.tests.harness.run.unusable import loaded_or_error, require_usable
+from attention_conformance.tests.harness.run.plan.expected_failures import ExpectingError, expecting
+from attention_conformance.tests.harness.run.plan.sharding import Shard
+from attention_conformance.tests.harness.run.plan.unusable import loaded_or_error, require_usable
 from attention_conformance.tests.report.wording import one_line
 
 LONGEST_NAME = 100

@@ -1,35 +1,40 @@
 """Diagnosis: which known mistake, or which convention, explains the failures of a candidate, and when it fails."""
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
-from math import inf, log10
 
-from attention_conformance.implementations.api.contract import Implementation, PathError, Unsupported
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit_to_explain
-from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.clauses import Level, load
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.harness.explain.causes import INTENDED, Hypothesis, repairs
-from attention_conformance.tests.harness.explain.conditions import Condition, conditions
-from attention_conformance.tests.harness.explain.hypotheses import following, hypotheses
-from attention_conformance.tests.harness.explain.magnitudes import parts, sizes
-from attention_conformance.tests.harness.explain.naming import RAISING, Explanation, conventions_that_help, explanation
-from attention_conformance.tests.harness.explain.narrowing import narrower
-from attention_conformance.tests.harness.explain.neighbours import neighbour
-from attention_conformance.tests.harness.explain.observation import WITHOUT_DIGITS, Observation, Prober, observed
-from attention_conformance.tests.harness.explain.other_claims import holding, rounded_operands, stated
-from attention_conformance.tests.harness.explain.places import other_sizes, places, shared_exception, wider
-from attention_conformance.tests.harness.explain.probes import PROBES
-from attention_conformance.tests.harness.explain.scoring import scored
-from attention_conformance.tests.harness.judge.clause_tests import Selection
-from attention_conformance.tests.harness.judge.judge import Judge
-from attention_conformance.tests.report.verdict import LOSSES, Status, Verdict
+from attention_conformance.tests.harness.explain.diagnosis.by_clauses import by_clauses
+from attention_conformance.tests.harness.explain.diagnosis.causes import INTENDED, Hypothesis, repairs
+from attention_conformance.tests.harness.explain.diagnosis.conditions import Condition, conditions
+from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis, FailingCheck
+from attention_conformance.tests.harness.explain.diagnosis.hypotheses import following, hypotheses
+from attention_conformance.tests.harness.explain.diagnosis.magnitudes import parts, sizes
+from attention_conformance.tests.harness.explain.diagnosis.naming import (
+    RAISING,
+    Explanation,
+    conventions_that_help,
+    explanation,
+)
+from attention_conformance.tests.harness.explain.diagnosis.narrowing import narrower
+from attention_conformance.tests.harness.explain.diagnosis.neighbours import neighbour
+from attention_conformance.tests.harness.explain.diagnosis.observation import (
+    Observation,
+    Prober,
+    observed,
+)
+from attention_conformance.tests.harness.explain.diagnosis.other_claims import holding, rounded_operands, stated
+from attention_conformance.tests.harness.explain.diagnosis.places import other_sizes, places, shared_exception, wider
+from attention_conformance.tests.harness.explain.diagnosis.probes import PROBES
+from attention_conformance.tests.harness.explain.diagnosis.scoring import scored
 
 MANY = 40
 """Failing cases that are observed."""
@@ -43,82 +48,6 @@ LONGER = (37, 5, 0, 12, 1)
 """By so many tokens those others are longer: a mistake does not show in all of them."""
 CALLS = 200
 """Of the candidate, for cases that are made to see when it fails: a count, so that no clock changes a name."""
-
-
-@dataclass(frozen=True)
-class FailingCheck:
-    """A failing check: its clause, case and dtype, and what differed there; no part where it was no comparison."""
-
-    clause: str
-    case: Case
-    dtype: str
-    part: str
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The explanation of all failures, or what is known of them.
-
-    Attributes:
-        name: the id of a defect, a convention or a cause; empty if nothing known explains the failures.
-        second: others that are made at the same time.
-        explains, of: how many failing cases are explained, out of how many that were compared; where nothing could be
-            compared, kinds of failures.
-        agrees: how many passing cases the explanation agrees with.
-        repair: what to do.
-        when: when it fails, and which elements are wrong then, in words.
-        of_clauses: whether kinds of failures were compared, as no answers could be.
-        claim: whether the name is a convention under which the failing clauses were judged again, and hold.
-        everywhere: whether every case that was compared fails.
-        rest: what all failing cases have that are not explained, and no others; empty if there is nothing.
-        raises: the exception that every failing case raises, and where.
-        explanation: that of the name, where answers were compared.
-    """
-
-    name: str
-    explains: int
-    of: int
-    agrees: int = 0
-    second: tuple[str, ...] = ()
-    repair: str = ""
-    when: tuple[str, ...] = ()
-    of_clauses: bool = False
-    claim: bool = False
-    everywhere: bool = False
-    rest: str = ""
-    raises: str = ""
-    explanation: Explanation | None = field(default=None, compare=False)
-
-    @property
-    def pattern(self) -> str:
-        """When it fails, in one clause of a sentence."""
-        if self.of_clauses:
-            return f"they are: {'; '.join(self.when)}" if self.when else "none showed when the checks were run again"
-        if self.everywhere:
-            return "every case that was compared fails"
-        return f"it fails only {', and only '.join(self.when)}" if self.when else "no pattern was found in the failures"
-
-    def __str__(self) -> str:
-        if self.raises and not self.name:
-            return f"{self.raises}; {self.pattern}"
-        if not self.name:
-            return f"no known mistake explains the failures; {self.pattern}"
-        if self.claim:
-            return f"holds under `{self.name}` where it fails: {self.repair}"
-        if self.of_clauses:
-            return f"fails as `{self.name}` does, in {self.explains} of {self.of} kinds of failures: {self.repair}"
-        names = f"`{self.name}`" + "".join(f" and `{name}`" for name in self.second)
-        agreed = f" and {self.agrees} passing ones" if self.agrees else ""
-        when = (f"; {self.pattern}" if self.when else "") + (f"; the others all have {self.rest}" if self.rest else "")
-        return f"matches {names} on {self.explains} of {self.of} failing cases{agreed}{when}: {self.repair}"
-
-
-def failing_checks(verdicts: Sequence[Verdict]) -> list[FailingCheck]:
-    """The check that each verdict shows, of clauses that MUST hold; of the others if those all hold."""
-    failing = [(v, v.failure) for v in verdicts if v.status is Status.FAIL and v.failure is not None]
-    failing = [(v, failure) for v, failure in failing if failure.kind not in LOSSES]
-    binding = [pair for pair in failing if pair[0].level == Level.MUST] or failing
-    return [FailingCheck(v.clause, Case.from_json(f.case), v.dtype, f.part) for v, f in binding]
 
 
 def diagnose(
@@ -143,7 +72,7 @@ def diagnose(
         plain = [each for each in checks if not each.case.extension.dropout]  # what is dropped is drawn anew
         compared = [each for each in plain if each.part] or list(_seen_in_outputs(implementation, plain, device))
         if not compared:
-            return _by_clauses(implementation, checks, device, unknown)
+            return by_clauses(implementation, checks, device, unknown)
         return _of_cases(implementation, compared, checks, device, dtypes, unknown, several)
 
 
@@ -174,7 +103,7 @@ def _of_cases(
         alone = ()  # its cases are not among those of the other dtypes
     in_dtypes = (f"in {', '.join(alone)}",) if alone else ()
     if not failing:  # by itself it is right: another way of calling it is not
-        return _by_clauses(implementation, checks, device, unknown) or Diagnosis("", 0, 0, when=in_dtypes)
+        return by_clauses(implementation, checks, device, unknown) or Diagnosis("", 0, 0, when=in_dtypes)
     claimed = implementation.claims.conventions
     left = [each.without_empty_rows(claimed) for each in failing]
     empty = [each for each, rest in zip(failing, left, strict=True) if not rest.failing]
@@ -352,46 +281,3 @@ def _one_thread() -> Iterator[None]:
     finally:
         if torch:
             torch.set_num_threads(threads)
-
-
-def _by_clauses(
-    implementation: Implementation, checks: Sequence[FailingCheck], device: str, unknown: Collection[str]
-) -> Diagnosis | None:
-    """For failures that are no comparisons: the mistake that breaks the same clauses in the same words."""
-    failed = {each.clause for each in checks}
-    chapters = {load()[clause].chapter for clause in failed}
-    dtype = next(dtype for dtype in DTYPES if any(each.dtype == dtype for each in checks))
-    own = _failure_summaries(implementation, chapters, dtype, device)
-    ranked = []
-    for hypothesis in hypotheses(implementation.claims.scope, implementation.claims.conventions):
-        defect = hypothesis.defect
-        if defect is not None and failed & set(defect.clauses) and defect.id not in unknown:
-            theirs = _failure_summaries(defect.implementation, chapters, dtype, device)
-            ranked.append((len(own & theirs) / max(1, len(own | theirs)), len(own & theirs), hypothesis))
-    ranked.sort(key=lambda entry: -entry[0])
-    if not own or not ranked or 2 * ranked[0][1] < len(own):
-        return Diagnosis("", 0, len(own), when=tuple(sorted({words for _, words, _ in own})[:3]), of_clauses=True)
-    _, explains, best = ranked[0]
-    return Diagnosis(best.name, explains, len(own), repair=best.repair, of_clauses=True)
-
-
-def _failure_summaries(
-    implementation: Implementation, chapters: set[str], dtype: str, device: str
-) -> set[tuple[str, str, float]]:
-    """(clause, words, size) of every failing check of these chapters: the words without the numbers.
-
-    The size is that of the clause's largest error, by which different mistakes with the same words differ; 0 where
-    weights are dropped, and each run drops others.
-    """
-    summaries = set()
-    for planned in Selection((implementation,), dtypes=(dtype,)).plan():
-        if planned.clause.chapter in chapters:
-            judge = Judge(implementation, dtype, device)
-            with suppress(PathError, CandidateError):
-                planned.test(judge)
-            for each in judge.tally.failures:
-                drawn, worst = Case.from_json(each.case).extension.dropout, judge.tally.worst or 0.0
-                size = 0.0 if drawn or not 0.0 < worst < inf else round(log10(worst), 1)
-                words = (each.summary or each.message).translate(WITHOUT_DIGITS)
-                summaries.add((planned.clause.id, words, size))
-    return summaries

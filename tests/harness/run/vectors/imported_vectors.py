@@ -23,8 +23,13 @@ from attention_conformance.implementations.worker.wire import WireError, decode
 from attention_conformance.reference.expected import Expected
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.harness.run.onnx_cases import ATTENTION, NotExpressibleError, imported, onnx_cases
-from attention_conformance.tests.harness.run.vector_files import make_empty, vector
+from attention_conformance.tests.harness.run.vectors.onnx_cases import (
+    ATTENTION,
+    NotExpressibleError,
+    imported,
+    onnx_cases,
+)
+from attention_conformance.tests.harness.run.vectors.vector_files import make_empty, vector
 
 HOLDS, FAILS, REFUSED, ABSENT = "hold", "fail", "are refused", "have no answer"
 

@@ -7,8 +7,8 @@ import pytest
 
 from attention_conformance.tests.harness.explain.failure_artifacts import Explained, write
 from attention_conformance.tests.harness.run import post_run
-from attention_conformance.tests.harness.run.command_lines import again
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.harness.run.screen.command_lines import again
 from attention_conformance.tests.harness.run.session import KEY, PROPERTY
 from attention_conformance.tests.report.log import decode
 from attention_conformance.tests.report.verdict import Verdict

@@ -29,10 +29,10 @@ from attention_conformance.spec.conventions import (
 )
 from attention_conformance.spec.features import PositionIds, QkNorm
 from attention_conformance.spec.problem import Array, Problem
-from attention_conformance.tests.harness.explain.buckets import bucketed
-from attention_conformance.tests.harness.explain.emptied import answered_rows
-from attention_conformance.tests.harness.explain.rotations import from_tables, pairs_turned
-from attention_conformance.tests.harness.explain.stored import expanded, multiplied
+from attention_conformance.tests.harness.explain.stages.buckets import bucketed
+from attention_conformance.tests.harness.explain.stages.emptied import answered_rows
+from attention_conformance.tests.harness.explain.stages.rotations import from_tables, pairs_turned
+from attention_conformance.tests.harness.explain.stages.stored import expanded, multiplied
 
 State: TypeAlias = dict[str, Any]
 """Numbers by name: the arrays of the problem as float64 tensors, its options, and what stages have made of them."""

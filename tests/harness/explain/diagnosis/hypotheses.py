@@ -13,7 +13,7 @@ from attention_conformance.spec.conventions import Conventions, values_of
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import DTYPES, Problem
-from attention_conformance.tests.harness.explain.causes import INTENDED, Hypothesis, answering, causes
+from attention_conformance.tests.harness.explain.diagnosis.causes import INTENDED, Hypothesis, answering, causes
 
 CONVENTIONS = (
     *("causal-alignment", "empty-row", "softmax-precision", "group-order", "window-count", "rotary-pairing"),

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.tests.harness.explain.causes import Hypothesis
-from attention_conformance.tests.harness.explain.edits import MEASURED, hypothesis, with_entry
-from attention_conformance.tests.harness.explain.observation import Observation, answered
-from attention_conformance.tests.harness.explain.staged import STAGES
+from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothesis
+from attention_conformance.tests.harness.explain.diagnosis.edits import MEASURED, hypothesis, with_entry
+from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, answered
+from attention_conformance.tests.harness.explain.stages.staged import STAGES
 
 FACTORS = (-10.0, -3.0, -1.2, -0.6, -0.1, 0.0, 0.1, 0.4, 0.8, 0.99, 1.01, 1.3, 2.5, 6.0, 15.0)
 LEVELS = (-1000.0, -300.0, -100.0, -30.0, -10.0, -3.0, -1.0, 0.3)

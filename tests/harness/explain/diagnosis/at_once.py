@@ -5,13 +5,13 @@ from functools import partial
 
 from attention_conformance.implementations.defects import Defect
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.tests.harness.explain.causes import Hypothesis
-from attention_conformance.tests.harness.explain.observation import Observation, answered
+from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothesis
+from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, answered
 from attention_conformance.tests.harness.judge.comparison import part_of
 
 
 def edits(claimed: Conventions) -> list[Hypothesis]:
-    from attention_conformance.tests.harness.explain.edits import edited
+    from attention_conformance.tests.harness.explain.diagnosis.edits import edited
 
     return edited(claimed)
 
@@ -39,7 +39,7 @@ def is_edit(hypothesis: Hypothesis) -> bool:
 def at_once(one: Hypothesis, two: Hypothesis, claimed: Conventions) -> Hypothesis | None:
     """Both at once, under the name of the second one; None where they cannot be, or change the same step."""
     if one.edit is not None and two.edit is not None:
-        from attention_conformance.tests.harness.explain.edits import both as both_edits
+        from attention_conformance.tests.harness.explain.diagnosis.edits import both as both_edits
 
         return both_edits(one.edit, two.edit, claimed)
     first, second = one.defect, two.defect

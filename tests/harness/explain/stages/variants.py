@@ -9,9 +9,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from attention_conformance.tests.harness.explain.changes import OfTensor
-from attention_conformance.tests.harness.explain.emptied import answered_rows
-from attention_conformance.tests.harness.explain.staged import INFINITY, STAGES, State
+from attention_conformance.tests.harness.explain.stages.changes import OfTensor
+from attention_conformance.tests.harness.explain.stages.emptied import answered_rows
+from attention_conformance.tests.harness.explain.stages.staged import INFINITY, STAGES, State
 
 TILES = (2, 4, 8, 16, 32, 64, 128)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.spec.conventions import RotaryPairing
-from attention_conformance.tests.harness.explain.staged import STAGES, Stage, State
+from attention_conformance.tests.harness.explain.stages.staged import STAGES, Stage, State
 
 BASE = 10000.0
 QUERY, KEY = (next(s for s in STAGES if s.name == f"rotation of the {entry}") for entry in ("query", "key"))

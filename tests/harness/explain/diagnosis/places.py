@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from attention_conformance.reference.expected import Expected
 from attention_conformance.spec.cases import Case
-from attention_conformance.tests.harness.explain.observation import Observation, Prober
+from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, Prober
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 
 AXES = {4: ("sample", "head", "query", "component"), 3: ("sample", "query", "component")}

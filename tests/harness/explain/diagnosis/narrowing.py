@@ -8,7 +8,7 @@ from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import answer
 from attention_conformance.reference.arrays import Floats
 from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.harness.explain.observation import Observation, answered
+from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, answered
 
 BITS = {"bfloat16": 8, "float16": 11, "float32": 24}
 """Binary digits of a number."""

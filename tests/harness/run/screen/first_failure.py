@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from attention_conformance.tests.harness.explain.diagnosis import diagnose, failing_checks
+from attention_conformance.tests.harness.explain.diagnosis.diagnosed import failing_checks
+from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose
 from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck
+from attention_conformance.tests.harness.run.plan.selection import hushed
 from attention_conformance.tests.harness.run.post_run import attempted
-from attention_conformance.tests.harness.run.selection import hushed
 from attention_conformance.tests.harness.run.session import FirstDiagnosis, SuiteSession
 from attention_conformance.tests.report.verdict import LOSSES, Status, Verdict
 from attention_conformance.tests.report.views.first_screen import cause

@@ -12,8 +12,8 @@ from attention_conformance.implementations.api.safe_call import guarded, restore
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.harness.explain.causes import Hypothesis
-from attention_conformance.tests.harness.explain.observation import Observation, answered
+from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothesis
+from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, answered
 from attention_conformance.tests.harness.judge.comparison import error_ratios, part_of
 
 T = TypeVar("T")

@@ -4,9 +4,9 @@ import pytest
 
 from attention_conformance.tests.harness.explain import reduction
 from attention_conformance.tests.harness.run import post_run
-from attention_conformance.tests.harness.run.expected_failures import proposed
-from attention_conformance.tests.harness.run.progress import colours
-from attention_conformance.tests.harness.run.selection import left_out
+from attention_conformance.tests.harness.run.plan.expected_failures import proposed
+from attention_conformance.tests.harness.run.plan.selection import left_out
+from attention_conformance.tests.harness.run.screen.progress import colours
 from attention_conformance.tests.harness.run.session import SuiteSession
 from attention_conformance.tests.report.views import ERRORS, first_screen
 from attention_conformance.tests.report.views.terminal import observed, summary

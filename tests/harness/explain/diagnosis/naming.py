@@ -15,12 +15,12 @@ from attention_conformance.spec.clauses import load
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
-from attention_conformance.tests.harness.explain.at_once import at_once, edits, has_steps, is_edit, wrong
-from attention_conformance.tests.harness.explain.causes import Hypothesis, fitted_causes
-from attention_conformance.tests.harness.explain.conditions import Condition
-from attention_conformance.tests.harness.explain.observation import Observation, answered
-from attention_conformance.tests.harness.explain.pattern import NUMBERS, options
-from attention_conformance.tests.harness.explain.scoring import Score, scored
+from attention_conformance.tests.harness.explain.diagnosis.at_once import at_once, edits, has_steps, is_edit, wrong
+from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothesis, fitted_causes
+from attention_conformance.tests.harness.explain.diagnosis.conditions import Condition
+from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, answered
+from attention_conformance.tests.harness.explain.diagnosis.pattern import NUMBERS, options
+from attention_conformance.tests.harness.explain.diagnosis.scoring import Score, scored
 from attention_conformance.tests.harness.judge.comparison import part_of
 from attention_conformance.tests.harness.judge.judge import RETURNED_AS
 
@@ -362,8 +362,8 @@ def _of_edits(
     Where the output is right, they are of the wrong parts alone: a backward pass, or what is returned.
     """
     # Here, as it imports torch, which the judge of a right candidate does without.
-    from attention_conformance.tests.harness.explain.edits import alone, edited
-    from attention_conformance.tests.harness.explain.measured import measured
+    from attention_conformance.tests.harness.explain.diagnosis.edits import alone, edited
+    from attention_conformance.tests.harness.explain.diagnosis.measured import measured
 
     hypotheses = edited(claimed)
     wrong = {part for each in failing for part in each.parts if each.errors[part] > 1.0}

@@ -10,7 +10,7 @@ import numpy as np
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, Scores, Values
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.tests.harness.explain.observation import Observation, Prober
+from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, Prober
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 
 CLEARLY = 2.0

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from attention_conformance.tests.harness.explain.staged import State
+from attention_conformance.tests.harness.explain.stages.staged import State
 
 Change: TypeAlias = Callable[[State], Any]
 Named: TypeAlias = tuple[str, str, Change]

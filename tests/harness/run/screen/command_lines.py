@@ -11,7 +11,7 @@ from attention_conformance.tests.harness.judge.settings import RunSettings
 
 INSTALLED = "attention-conformance"
 """The installed command, which runs the suite without a clone."""
-PACKAGE = Path(__file__).resolve().parents[3]
+PACKAGE = Path(__file__).resolve().parents[4]
 MAIN = PACKAGE / "__main__.py"
 """What `python -m attention_conformance` runs."""
 

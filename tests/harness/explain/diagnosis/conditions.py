@@ -8,8 +8,8 @@ from itertools import combinations, product
 from typing import TypeAlias
 
 from attention_conformance.spec.cases import Case, MaskKind, Padding
-from attention_conformance.tests.harness.explain.observation import Observation, Prober
-from attention_conformance.tests.harness.explain.pattern import NUMBERS, options, without
+from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, Prober
+from attention_conformance.tests.harness.explain.diagnosis.pattern import NUMBERS, options, without
 
 Holds: TypeAlias = Callable[[Case], bool]
 LENGTHS = (4, 5, 8, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 128, 129, 257)

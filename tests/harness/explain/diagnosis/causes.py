@@ -19,10 +19,10 @@ from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import NOTHING, Feature, Scope
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.harness.explain.observation import Observation
+from attention_conformance.tests.harness.explain.diagnosis.observation import Observation
 
 if TYPE_CHECKING:
-    from attention_conformance.tests.harness.explain.edits import Edit
+    from attention_conformance.tests.harness.explain.diagnosis.edits import Edit
 
 OPTIONS: Mapping[Feature, Callable[[Problem], bool]] = {
     Feature.VALID_LENS: lambda problem: problem.valid_lens is not None,

@@ -13,8 +13,8 @@ from attention_conformance.reference.pipeline import Pipeline
 from attention_conformance.spec.cases import MaskKind, Padding
 from attention_conformance.spec.features import NOTHING, Scope
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.harness.explain.observation import Observation
-from attention_conformance.tests.harness.explain.projected_rows import digits, projected_factors
+from attention_conformance.tests.harness.explain.diagnosis.observation import Observation
+from attention_conformance.tests.harness.explain.diagnosis.projected_rows import digits, projected_factors
 
 CASES = 2
 """So many cases, at least, have to be a neighbour's."""

@@ -9,8 +9,8 @@ from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.command_lines import again, explaining
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
+from attention_conformance.tests.harness.run.screen.command_lines import again, explaining
 from attention_conformance.tests.report.model import VerdictsEnd
 from attention_conformance.tests.report.recorder import Recorder, environment
 from attention_conformance.tests.report.verdict import Status, Verdict

@@ -1,0 +1,57 @@
+"""Documentation: what a mask means by the words of a class or function, of its own text and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.spec.conventions import Polarity
+
+SHOWN = r"keep|kept|attend(?:ed)?|visible|valid|real|used?|allow(?:ed)?|participat\w+|include[ds]?"
+HIDDEN = r"mask(?:ed|s)?(?: out)?|ignore[ds]?|pad(?:ding|ded|s)?|hid(?:e|den|es)|exclude[ds]?|block(?:ed|s)?"
+NEGATED = r"not|n't|never|no|un|non"
+STATED = re.compile(
+    rf"(?P<value>\b(?:true|false|ones?|zeros?|1s?|0s?)\b)(?P<between>[^.;,()\n]{{0,40}}?)"
+    rf"(?:(?P<negated>\b(?:{NEGATED})[ -]?(?:be |to be )?)|\b)(?P<word>(?:{SHOWN}|{HIDDEN})\b)",
+    re.IGNORECASE,
+)
+"""A value of a mask, and what it does to a key: "1 = keep", "True for positions that are masked"."""
+FALSE = re.compile(r"false|zeros?|0s?", re.IGNORECASE)
+
+
+def documented_polarity(target: object, name: str) -> Polarity | None:
+    """What True in a mask means by every sentence that states it; None where none does, or two contradict."""
+    stated = {_polarity(match) for line in _lines(target, name) for match in STATED.finditer(line)}
+    return stated.pop() if len(stated) == 1 else None
+
+
+def _polarity(match: re.Match[str]) -> Polarity:
+    shows = re.fullmatch(SHOWN, match["word"], re.IGNORECASE) is not None
+    negated = bool(match["negated"]) or re.search(rf"\b(?:{NEGATED})\b", match["between"], re.IGNORECASE) is not None
+    of_false = FALSE.fullmatch(match["value"]) is not None
+    return Polarity.MAY_ATTEND if (shows != negated) != of_false else Polarity.MASKED_OUT
+
+
+def _lines(target: object, name: str) -> list[str]:
+    """The paragraphs of its documentation and comments that name the mask: a line with those that go on with it."""
+    owners = [target, *(getattr(target, method, None) for method in ("__init__", "forward", "__call__"))]
+    documents = [inspect.getdoc(owner) or "" for owner in owners if owner is not None]
+    code = safe_call(lambda: inspect.getsource(target)).value or ""  # type: ignore[arg-type]
+    comments = [line.partition("#")[2] for line in code.splitlines() if "#" in line]
+    paragraphs = [part for text in documents for part in _paragraphs(text)]
+    return [part for part in (*paragraphs, *comments) if re.search(rf"\b{re.escape(name)}\b", part)]
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Each line with the more indented ones below it."""
+    parts: list[str] = []
+    indent = 0
+    for line in text.splitlines():
+        own = len(line) - len(line.lstrip())
+        if parts and line.strip() and own > indent:
+            parts[-1] += f" {line.strip()}"
+        else:
+            parts.append(line.strip())
+            indent = own
+    return parts

@@ -1,0 +1,1 @@
+"""Which mistake a candidate makes: hypotheses, compared with what it answered, and when and where it fails."""

@@ -1,0 +1,61 @@
+"""By clauses: the mistake that breaks the same clauses in the same words, where no answers can be compared."""
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from math import inf, log10
+
+from attention_conformance.implementations.api.contract import Implementation, PathError
+from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.clauses import load
+from attention_conformance.spec.problem import DTYPES
+from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis, FailingCheck
+from attention_conformance.tests.harness.explain.diagnosis.hypotheses import hypotheses
+from attention_conformance.tests.harness.explain.diagnosis.observation import (
+    WITHOUT_DIGITS,
+)
+from attention_conformance.tests.harness.judge.clause_tests import Selection
+from attention_conformance.tests.harness.judge.judge import Judge
+
+
+def by_clauses(
+    implementation: Implementation, checks: Sequence[FailingCheck], device: str, unknown: Collection[str]
+) -> Diagnosis | None:
+    """For failures that are no comparisons: the mistake that breaks the same clauses in the same words."""
+    failed = {each.clause for each in checks}
+    chapters = {load()[clause].chapter for clause in failed}
+    dtype = next(dtype for dtype in DTYPES if any(each.dtype == dtype for each in checks))
+    own = _failure_summaries(implementation, chapters, dtype, device)
+    ranked = []
+    for hypothesis in hypotheses(implementation.claims.scope, implementation.claims.conventions):
+        defect = hypothesis.defect
+        if defect is not None and failed & set(defect.clauses) and defect.id not in unknown:
+            theirs = _failure_summaries(defect.implementation, chapters, dtype, device)
+            ranked.append((len(own & theirs) / max(1, len(own | theirs)), len(own & theirs), hypothesis))
+    ranked.sort(key=lambda entry: -entry[0])
+    if not own or not ranked or 2 * ranked[0][1] < len(own):
+        return Diagnosis("", 0, len(own), when=tuple(sorted({words for _, words, _ in own})[:3]), of_clauses=True)
+    _, explains, best = ranked[0]
+    return Diagnosis(best.name, explains, len(own), repair=best.repair, of_clauses=True)
+
+
+def _failure_summaries(
+    implementation: Implementation, chapters: set[str], dtype: str, device: str
+) -> set[tuple[str, str, float]]:
+    """(clause, words, size) of every failing check of these chapters: the words without the numbers.
+
+    The size is that of the clause's largest error, by which different mistakes with the same words differ; 0 where
+    weights are dropped, and each run drops others.
+    """
+    summaries = set()
+    for planned in Selection((implementation,), dtypes=(dtype,)).plan():
+        if planned.clause.chapter in chapters:
+            judge = Judge(implementation, dtype, device)
+            with suppress(PathError, CandidateError):
+                planned.test(judge)
+            for each in judge.tally.failures:
+                drawn, worst = Case.from_json(each.case).extension.dropout, judge.tally.worst or 0.0
+                size = 0.0 if drawn or not 0.0 < worst < inf else round(log10(worst), 1)
+                words = (each.summary or each.message).translate(WITHOUT_DIGITS)
+                summaries.add((planned.clause.id, words, size))
+    return summaries

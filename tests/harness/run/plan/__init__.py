@@ -1,0 +1,1 @@
+"""What a run checks, of which implementations, and in which order."""

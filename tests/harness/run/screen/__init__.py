@@ -1,0 +1,1 @@
+"""What a run prints: its progress, its first failure, its summary, and the commands that come next."""

@@ -1,0 +1,1 @@
+"""Problems as files with expected answers, written and imported."""
