@@ -49,7 +49,7 @@ class InPieces:
             if start == stop:
                 continue
             piece = given["query"][:, start:stop]
-            held = {} if past is None else {self.past: past}
+            held: dict[str, object] = {} if past is None else {self.past: past}
             call = replace(self.call, always={**self.call.always, **self.wanted, **held})
             output, *others = call(module, {**given, **dict.fromkeys(INPUTS, piece)}, problem)
             past = next((part for part in others if _holds(part, stop)), None)
@@ -67,7 +67,7 @@ def _holds(part: Any, tokens: int) -> bool:
     return all(isinstance(each, torch.Tensor) and each.ndim > 2 and tokens in each.shape[1:] for each in held)
 
 
-def calls_in_pieces(kind: type[nn.Module], call: ModuleCall) -> Iterator[tuple[str, InPieces]]:
+def calls_in_pieces(kind: object, call: ModuleCall) -> Iterator[tuple[str, InPieces]]:
     """Calls in pieces, by a name for messages; none where no parameter takes a cache, or more is needed with it."""
     plain = call.inputs == 1 and not (call.tables or call.tap or call.spatial or call.each_sample or call.listed)
     if not plain or any(words_of(each.name) & OF_PLACES for each in _parameters(kind)):
@@ -78,13 +78,15 @@ def calls_in_pieces(kind: type[nn.Module], call: ModuleCall) -> Iterator[tuple[s
 
 def unused_caches(kind: object, ways: Collection[str]) -> dict[str, str]:
     """Why it is judged without a cache, by the parameter that takes it."""
-    pasts = _pasts(kind) if isinstance(kind, type) and issubclass(kind, nn.Module) else []
-    return {name: "a cache in a form of its own" for name in pasts if f"{IN_PIECES}{name}" not in ways}
+    return {name: "a cache in a form of its own" for name in _pasts(kind) if f"{IN_PIECES}{name}" not in ways}
 
 
-def _pasts(kind: type[nn.Module]) -> list[str]:
+def _pasts(kind: object) -> list[str]:
     return [each.name for each in _parameters(kind) if each.default is None and words_of(each.name) & PAST]
 
 
-def _parameters(kind: type[nn.Module]) -> list[inspect.Parameter]:
+def _parameters(kind: object) -> list[inspect.Parameter]:
+    """Those of its forward, where it is a module of torch."""
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        return []
     return list(inspect.signature(kind.forward).parameters.values())[1:]
