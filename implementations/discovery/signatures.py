@@ -34,6 +34,9 @@ LIBRARIES = ("flax", "equinox", "haiku", "keras", "paddle", "mlx")
 SIMILARITY = 0.8
 """How similar a name must be to be a misspelling; 1 is equal, and 0.8 allows one or two letters of nine to differ."""
 
+HIDING_WORDS = {"mask", "masks", "lengths", "lens", "seqlens"}
+"""Words in the names of what hides keys."""
+
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -173,7 +176,7 @@ class Options:
         swallowed: the options that only a **kwargs takes.
         misspelled: its parameters that the suite does not know, and the known names that they resemble.
         implied: the options that it is not given, because it always does what they state.
-        other_masks: its parameters that are masks by their names, and that the suite does not know.
+        other_masks: its parameters that are masks or lengths by their names, and that the suite does not know.
     """
 
     spelled: Mapping[str, str]
@@ -277,7 +280,7 @@ def read_options(
     spelled = own_names(OPTIONS, keywords)
     hidden = set(swallowed) - set(spelled) if takes_any(signature, inspect.Parameter.VAR_KEYWORD) else set()
     spelled |= {option: swallowed[option] for option in sorted(hidden)}
-    others = tuple(n for n in sorted(keywords - {*spelled.values()}) if {"mask", "masks"} & {*n.lower().split("_")})
+    others = tuple(n for n in sorted(keywords - {*spelled.values()}) if HIDING_WORDS & {*n.lower().split("_")})
     always, defaults, similar = _always(rest, keywords), _defaults(rest, spelled), _misspelled(keywords, spelled)
     return Options(spelled, always, defaults, frozenset(hidden), similar, other_masks=others)
 

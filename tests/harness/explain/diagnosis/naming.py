@@ -236,9 +236,9 @@ class _Search:
 
 
 def _all_alike(failing: Sequence[Observation]) -> bool:
-    """Whether all exceptions are the same one, and fewer than half of what fails."""
+    """Whether all exceptions are the same one, and enough of what fails is answered."""
     raised = [each.raised for each in failing if each.got is None]
-    return len({*raised}) == 1 and 2 * len(raised) < len(failing)
+    return len({*raised}) == 1 and len(failing) - len(raised) >= CASES
 
 
 def _only_sometimes(hypothesis: Hypothesis) -> Hypothesis:
