@@ -344,7 +344,9 @@ def _alternatives(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     if "batch_first" in plan.make.options:
         make = replace(plan.make, options={**plan.make.options, "batch_first": plan.call.length_first})
         yield "in the other layout", plan.run(replace(plan.call, length_first=not plan.call.length_first), make)
-    if _has_modes(plan) and (plan.make.rates or with_dropout(built(plan.make))):
+    with torch.random.fork_rng(devices=[]):
+        drops = bool(plan.make.rates) or with_dropout(built(plan.make))
+    if drops and _has_modes(plan):
         rates = dict.fromkeys(plan.make.rates, RATE)
         make = replace(plan.make, options={**plan.make.options, **rates}, dropping=True)
         yield "in evaluation mode, built with dropout", plan.run(make=make, evaluating=True)
