@@ -25,6 +25,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     PROBED,
     ClaimCheck,
     check_answer,
+    check_not_alone,
     core_claims,
     extras_seen,
     no_gradients,
@@ -179,7 +180,9 @@ def _usual_candidate(
     if isinstance(whole := getattr(function, "function", function), OneInput):
         claims = whole.claimed(claims)
     check, kind, plain = _suited_in_size(RenamedCall(function, options), claims, device)
-    check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
+    expected = "an array" if kind in (NUMPY, JAX) else "a tensor"
+    check_answer(plain, kind.is_kind, expected)
+    check_not_alone(plain, expected)
     check, limits = with_size_limits(check)
     masks: list[str] = []
     if not interface and options.spelled.get("bool_mask") in MASK_NAMES and "bool-mask" not in settings:

@@ -27,6 +27,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     size_of,
     value_of,
 )
+from attention_conformance.implementations.discovery.modules.dropping import with_dropout
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.parameters import (
     find_places,
@@ -92,6 +93,7 @@ class Constructor:
         guessed: its parameters of unknown names that are given a size.
         tokens: those that it is called with to look at it, and that its window has.
         kv_heads: of keys and values, where it always has so many; 0: as many as those of queries, or as it is told.
+        dropping: whether its rates of dropout are other ones than 0 once it is built.
     """
 
     kind: Callable[..., nn.Module]
@@ -112,6 +114,7 @@ class Constructor:
     guessed: tuple[str, ...] = ()
     tokens: int = 5
     kv_heads: int = 0
+    dropping: bool = False
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
@@ -122,6 +125,8 @@ class Constructor:
             if self.call is not None and any(map(is_lazy, module.parameters())):
                 with torch.no_grad():
                     self.call.plain(module, [torch.zeros(1, 2, embed_dim)] * 3, num_heads)
+            if self.dropping:
+                with_dropout(module)
             return holding(bare(module, self.left_out), self.held)
 
     def _whole(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:

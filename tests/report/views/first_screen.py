@@ -6,7 +6,7 @@ from textwrap import wrap
 
 from attention_conformance.tests.report.counts import Conformance, Outcome, Row, counts
 from attention_conformance.tests.report.model import Run
-from attention_conformance.tests.report.verdict import Failure, FailureKind, Verdict
+from attention_conformance.tests.report.verdict import Failure, FailureKind, Status, Verdict
 from attention_conformance.tests.report.wording import dtypes_of, isolation, one_line
 
 WIDTH, MOST_LINES = 80, 34
@@ -54,8 +54,11 @@ def _verdict(row: Row, run: Run) -> Iterator[str]:
 
 
 def _cause(row: Row, run: Run) -> str:
-    diagnosis = run.diagnoses.get(row.subject.name, "")
-    return f"  diagnosis: {diagnosis}" if diagnosis else ""
+    """The diagnosis, or why the candidate was not checked to the end."""
+    if diagnosis := run.diagnoses.get(row.subject.name, ""):
+        return f"  diagnosis: {diagnosis}"
+    lost = next((v.reason for v in row.verdicts if v.status is Status.NOT_FINISHED), "")
+    return f"  cause: {lost}" if lost else ""
 
 
 def _paragraph(text: str, most: int) -> list[str]:
