@@ -192,13 +192,14 @@ def _usual_candidate(
     check, ignored = without_ignored(check, options)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *lengths, *ignored]
-    if interface and not any("row" in key for key in (*settings, *documented)):
-        check, seen = empty_rows_of_each_kind(check)
-        ignored = [*ignored, *seen]
-    elif options.spelled.get("bool_mask") in MASK_NAMES and not any("row" in key for key in settings):
+    given = any("row" in key for key in (*settings, *documented))
+    if not given and not interface and options.spelled.get("bool_mask") in MASK_NAMES:
         kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, ADDED), (Feature.KEY_PADDING, EMPTY))
         masked = next((case for feature, case in kinds if feature in check.claims), ADDED)
         check, ignored = empty_rows_as_seen(check, masked, ignored)
+    elif not given:  # no name promises what a row without keys gets: the formula itself gives NaN
+        check, seen = empty_rows_of_each_kind(check)
+        ignored = [*ignored, *seen]
     check, always = with_premises(check, premises)
     if not any("row" in key for key in settings):
         check, seen = empty_rows_of_window(check)
