@@ -25,6 +25,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.modules.module_masks import (
     ADDED,
+    BY_KEY,
     PADDED,
     SHAPES,
     fit_form,
@@ -62,13 +63,23 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
     claimed, call = check.claims.conventions.bool_mask, check.function
     assert isinstance(call, RenamedCall)
     polarities = sorted(Polarity, key=lambda each: each is not claimed)
+    rigid: ClaimCheck | None = None
     for polarity, form in product(polarities, FORMS):
         formed = _formed(check, kind, replace(call, form=form), polarity)
         if has_effect(formed, shaped(MASKED, form)):
-            return formed, []
+            if not formed.run(shaped(BY_KEY, form)).error:
+                return formed, []
+            rigid = rigid or formed  # it may be one that has to have fewer axes
         added = formed.without({Feature.BOOL_MASK})
-        if polarity is claimed and has_effect(added, shaped(ADDED, form)) and not _masks(formed, form):
+        if (
+            rigid is None
+            and polarity is claimed
+            and has_effect(added, shaped(ADDED, form))
+            and not _masks(formed, form)
+        ):
             return added, []
+    if rigid is not None:
+        return rigid, []
     own = call.options.spelled["bool_mask"]
     for polarity, form in product(polarities, FORMS):
         numeric = _formed(check, kind, replace(call, form=form, numeric=True), polarity).without(NUMBERS_ADDED)

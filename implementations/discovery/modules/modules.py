@@ -17,7 +17,7 @@ from attention_conformance.implementations.adapters.mha_interface import (
 from attention_conformance.implementations.adapters.modes import Modes, module_modes
 from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
 from attention_conformance.implementations.adapters.tensors import Tensors
-from attention_conformance.implementations.adapters.torch_module import TorchModule, torch_module
+from attention_conformance.implementations.adapters.torch_module import TorchModule, in_mode, torch_module
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -118,7 +118,7 @@ def _build(make: Constructor, evaluating: bool, problem: Problem) -> nn.Module:
     given = problem.num_kv_heads != problem.num_heads and not make.kv_heads
     groups = {"num_kv_heads": problem.num_kv_heads} if given else {}
     make = replace(make, tokens=problem.query.shape[-2]) if make.window is Size.WINDOW else make
-    return build_mha(make, **groups)(problem).train(not evaluating)
+    return in_mode(build_mha(make, **groups)(problem), not evaluating)
 
 
 @dataclass(frozen=True)

@@ -131,15 +131,18 @@ class Absences:
 
 
 def _lacking(error: BaseException) -> str:
-    """The module of a package that is not installed, whose import raised this; nothing for any other error."""
+    """The module whose import raised this: of a package that is not installed, or a part that is not in it.
+
+    Nothing for any other error.
+    """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ModuleNotFoundError):
         cause = cause.__cause__
     name = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
     package = name.partition(".")[0]
-    if not package or package in NEEDED:
+    if not package or (package in NEEDED and name == package):
         return ""
-    return "" if _is_installed(package) else name
+    return name if name != package or not _is_installed(package) else ""
 
 
 def _is_installed(package: str) -> bool:

@@ -14,6 +14,7 @@ import torch
 import no_logger
 from no_typing import Float
 from no_data.sets import Digits
+from torch._six import inf  # it is not there any more
 
 run = no_logger.init(project="mine")
 BEST = Float[torch.Tensor, "b"] | None

@@ -1,0 +1,50 @@
+"""What is more than attention is refused and not accused; a mask that has to be given is; old ways are understood."""
+
+import pytest
+
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, refused
+
+__all__ = ["make"]
+
+BLOCK = """
+class f(nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.h, self.norm = n_heads, nn.LayerNorm(d_model)
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model) for _ in range(4))
+    def train(self, mode=True):
+        super().train(mode)
+    def forward(self, {inputs}):
+        q, k, v = (split(part(each), self.h) for part, each in zip((self.q, self.k, self.v), {each}))
+        a = self.o(attend(q, k, v)[0].transpose(1, 2).flatten(2))
+        return {answer}
+"""
+SELF = {"inputs": "x", "each": "(x, x, x)"}
+
+
+def test_a_train_of_its_own_may_return_nothing(make: Make) -> None:
+    assert_conforms(make(BLOCK.format(**SELF, answer="a")))
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("self.norm(x + a) + self.o(self.norm(x + a))", "its answer depends on its inputs without their values, too"),
+        ("torch.cat([a[:, :1], x[:, 1:]], 1)", "it answers the first token alone, and gives back the others"),
+    ],
+)
+def test_a_block_and_class_attention_are_refused(make: Make, answer: str, why: str) -> None:
+    assert refused(make, BLOCK.format(**SELF, answer=answer)).startswith(why)
+
+
+@pytest.mark.parametrize("shown", ["mask", "~mask"])
+def test_a_mask_that_has_to_be_given_hides_nothing_where_a_problem_has_none(make: Make, shown: str) -> None:
+    made = make(
+        "def f(query, key, value, mask):\n"
+        "    s = query @ key.mT / query.shape[-1] ** 0.5\n"
+        f"    s[..., ~({shown})] = -torch.inf\n"
+        "    return s.softmax(-1) @ value\n"
+    )
+    assert Feature.BOOL_MASK in made.claims
+    assert_conforms(made)
