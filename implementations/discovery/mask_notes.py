@@ -91,8 +91,9 @@ def _why(name: str, options: Options, check: ClaimCheck) -> str:
     features = _features(options, name)
     claimed, call = check.claiming(features), check.function
     form = getattr(call, "form", None)
-    case = next(case for feature, case in CASES.items() if feature in features)
-    error = claimed.run(shaped(case, form) if form else case).error
+    cases = [shaped(case, form) if form else case for feature, case in CASES.items() if feature in features]
+    errors = [claimed.run(case).error for case in cases]
+    error = errors[0] if all(errors) else ""
     if Feature.KEY_PADDING in features and hides_queries(claimed):
         return "it hides tokens as queries, too"
     if not error:

@@ -22,7 +22,7 @@ def raised(clause: str, message: str) -> Verdict:
 def test_everything_fits_whatever_fails() -> None:
     verdicts = [failed("mine", clause, dtype, HOSTILE * 9) for clause in load() for dtype in DTYPES]
     shown = list(lines(run(*verdicts, diagnoses={"mine": HOSTILE * 9}), CASE))
-    assert len(shown) <= 36  # and four for the next steps
+    assert len(shown) <= 32  # and eight for the next steps
     assert max(map(len, shown)) <= WIDTH
     assert all(line.isprintable() for line in shown)
     assert "  off by 3" in shown
