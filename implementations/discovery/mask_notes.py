@@ -60,13 +60,15 @@ def _own(options: Options) -> str:
 def mask_findings(target: object, options: Options, check: ClaimCheck, given: Iterable[str] = ()) -> dict[str, str]:
     """What hides keys by its name and is not judged, or not as it is documented; `given` are under other names."""
     others = [name for name in options.other_masks if name not in {*given}]
-    found = dict.fromkeys(others, "the suite knows no mask of that name")
+    found = dict.fromkeys(others, "not judged: the suite knows no mask of that name")
     unclaimed = (name for name in _names(options) if not _features(options, name) & check.claims.features)
-    found |= {name: _why(name, options, check) for name in unclaimed if not _presumed(options, name, check)}
+    found |= {
+        name: f"not judged: {_why(name, options, check)}" for name in unclaimed if not _presumed(options, name, check)
+    }
     own, seen = _own(options), check.claims.conventions.bool_mask
     stated = documented_polarity(target, own) if own not in found and masks_as_seen(options, check) else None
     if stated not in (None, seen):
-        found[own] = f"by its documentation True in it {MEANINGS[stated]}, and True {MEANINGS[seen]}"
+        found[own] = f"judged as it behaves: True {MEANINGS[seen]}, and by its documentation {MEANINGS[stated]}"
     return found
 
 

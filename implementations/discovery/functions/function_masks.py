@@ -119,6 +119,8 @@ def without_ignored(check: ClaimCheck, options: Options) -> tuple[ClaimCheck, li
     why |= {option: NO_EFFECT for option in swallowed if check.ignores(cases[option])}
     if _reads_booleans_only(check, options):
         why.setdefault("float_mask", f"zeros in its {options.spelled['float_mask']!r} mask keys, so that it is boolean")
+    elif _hides_by_numbers(check, options):
+        why.setdefault("float_mask", f"any number in its {options.spelled['float_mask']!r} but 0 hides a key")
     elif _numbers_mask(check, options):
         why.setdefault("float_mask", f"numbers in its {options.spelled['float_mask']!r} mask keys, and are not added")
     if "is_causal" not in options.spelled.values():  # with torch's name of its flag both kinds of mask are promised
@@ -135,6 +137,22 @@ def _reads_booleans_only(check: ClaimCheck, options: Options) -> bool:
         return False
     zeros = check.run(replace(BIASED, pattern=Pattern.ALL))
     return bool(zeros.error) or not near_outputs(zeros, plain, check.dtype)
+
+
+def _hides_by_numbers(check: ClaimCheck, options: Options) -> bool:
+    """Whether a number for one key in a mask of zeros hides that key, as the boolean mask does."""
+    fitted = fit(BIASED, check.claims)
+    kinds = {Feature.BOOL_MASK, Feature.FLOAT_MASK}
+    unknown = options.spelled.get("float_mask") not in MASK_NAMES or not kinds <= check.claims.features
+    if unknown or isinstance(fitted, Unsupported):
+        return False
+    problem = build(fitted, check.dtype).forward_only()
+    assert problem.attn_mask is not None
+    at = problem.attn_mask.shape[-1] // 2
+    number, hidden = np.zeros_like(problem.attn_mask), np.ones(problem.attn_mask.shape, bool)
+    number[..., at], hidden[..., at] = 0.5, False
+    outcomes = [check.answer(problem.but(attn_mask=mask)) for mask in (number, hidden)]
+    return not any(each.error for each in outcomes) and near_outputs(*outcomes, check.dtype)
 
 
 def _numbers_mask(check: ClaimCheck, options: Options) -> bool:

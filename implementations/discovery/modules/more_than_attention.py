@@ -10,18 +10,21 @@ from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built
 from attention_conformance.implementations.discovery.modules.parameters import find_places, names_of
+from attention_conformance.implementations.discovery.modules.query_key_norms import role_of
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 
 if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 
+NORMS_OF_A_BLOCK = 2
+"""Norms that are left out, and none of queries or keys: attention alone has one before it, or one behind it."""
 OF_VALUES = {("w_v",), ("b_v",)}
 """What the weights that are zeroed hold, in layers of their own."""
 INSIDE = "judge the attention in it by itself, or write an adapter (docs/adapter.md)"
 
 
 def refuse_more_than_attention(make: Constructor, call: ModuleCall) -> None:
-    """Refuses class attention, and blocks in which norms or a residual are left out and something else still flows.
+    """Refuses class attention, and blocks with several norms in which something else flows, too.
 
     Raises:
         TargetError: it is such a one.
@@ -38,7 +41,7 @@ def refuse_more_than_attention(make: Constructor, call: ModuleCall) -> None:
             )
         places = make.places or find_places(module)
         values = [p for path, p in module.named_parameters() if path in places and names_of(places[path]) in OF_VALUES]
-        if not values or not (make.left_out or call.tap):
+        if not values or len([path for path in make.left_out if not role_of(path)]) < NORMS_OF_A_BLOCK:
             return
         for parameter in values:
             parameter.zero_()

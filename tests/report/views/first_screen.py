@@ -44,7 +44,7 @@ def cause(name: str, diagnosis: str) -> Iterator[str]:
 def _verdict(row: Row, run: Run) -> Iterator[str]:
     yield from _paragraph(f"{row.subject.name} {row.conformance}{row.condition}{row.notes}: {row.total.sentence}", 3)
     for name, why in row.subject.findings.items():
-        yield from _paragraph(f"  {name!r} is not judged: {why}", MOST_OF_NOTE)
+        yield from _paragraph(f"  {name!r}: {why}", MOST_OF_NOTE)
     if row.subject.isolated is False:
         yield f"{row.subject.name} ran {isolation(row.subject)}"
     if row.subject.premises:

@@ -49,8 +49,8 @@ def test_what_is_not_judged_stands_in_the_verdict() -> None:
     of_it = subject("mine", findings={"pad": "it hides queries"}, as_seen=("with True in 'mask' as masked out",))
     whole = run(passed("mine", "causal.square"), subjects=(of_it,))
     shown = list(lines(whole))
-    assert shown[0] == "mine conforms in part, without 'pad', with True in 'mask' as masked out: 1 of 1"
-    assert "  'pad' is not judged: it hides queries" in shown
+    assert shown[0] == "mine conforms in part, but for 'pad', with True in 'mask' as masked out: 1 of 1"
+    assert "  'pad': it hides queries" in shown
     views = (terminal.lines(whole), [markdown.text(whole)], [html.text(whole)], [badge.endpoint(whole)])
     assert all("conforms in part" in "".join(view) for view in views)
 
