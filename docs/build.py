@@ -5,18 +5,24 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path, PurePosixPath
+from typing import Any, TypeAlias
 
 from sphinx.cmd.build import build_main
 
 from attention_conformance.docs.linking import chapter_page, targets, with_links_moved, with_names_linked
-from attention_conformance.implementations.defects import SCORE, catalogue
+from attention_conformance.implementations.defects import SCORE, Defect, catalogue
 from attention_conformance.spec.clauses import load
+from attention_conformance.tests.measurements.diagnosis_score import DIAGNOSIS, KINDS
 from attention_conformance.tests.measurements.pages import rendered
+from attention_conformance.tests.measurements.reach.score import REACH
 from attention_conformance.tests.report.views.matrix_state import read_state
 
 ROOT = Path(__file__).parents[1]
+Scores: TypeAlias = Mapping[str, Any]
+"""What a measurement has stored."""
 JUDGED = ROOT / "implementations" / "packages" / "judged.json"
 FOLDERS = ("assets", "pictures", "examples")
 LABELS = {
@@ -27,6 +33,8 @@ LABELS = {
     '<div class="table-wrapper ': '<div tabindex="0" class="table-wrapper ',
 }
 """Attributes that the theme omits for readers with a keyboard or a screen reader."""
+NONE = "-"
+"""In the place of a score of a chapter without any defect in the sample."""
 STRICT = ("-W", "--keep-going", "-n", "-q")
 
 
@@ -40,16 +48,44 @@ def page_names() -> dict[PurePosixPath, str]:
 
 
 def generated() -> dict[str, str]:
-    """The pages of the catalogue of defects, and of the results that `make mutation` and the matrix have stored."""
-    defects, score = catalogue(), json.loads(SCORE.read_text(encoding="utf-8"))
+    """The pages of the catalogue of defects, and of the results that programs of minutes have stored."""
+    defects = catalogue()
+    score, reach, diagnosis = (json.loads(path.read_text(encoding="utf-8")) for path in (SCORE, REACH, DIAGNOSIS))
     chapters = {name: [d for d in defects if d.chapter == name] for name in dict.fromkeys(d.chapter for d in defects)}
     chosen = [clause for clause in score["of clauses"] if clause in score["smallest set"]]
     by_chapter = [list(names) for _, names in groupby(chosen, key=lambda clause: clause.partition(".")[0])]
+    totals = {kind: sum(row[kind] for row in diagnosis["chapters"].values()) for kind in KINDS}
+    counts = {"totals": totals, "counted": sum(totals.values())}
+    rows = list(scores_by_chapter(chapters, score, reach, diagnosis))
     return {
         "defects.md": rendered("defects.md", defects=defects, chapters=chapters),
+        "scores.md": rendered("scores.md", rows=rows, mutation=score, reach=reach, **counts),
         "mutation.md": rendered("mutation.md", defects=defects, score=score, chosen=by_chapter),
+        "reach.md": rendered("reach.md", score=reach),
+        "diagnosis.md": rendered("diagnosis.md", score=diagnosis, **counts),
         "packages.md": _packages(),
     }
+
+
+def scores_by_chapter(
+    chapters: Mapping[str, Sequence[Defect]], score: Scores, reach: Scores, diagnosis: Scores
+) -> Iterator[tuple[str, ...]]:
+    """For each chapter what the three measurements of the suite found of its defects; a dash where they tried none."""
+    for chapter, defects in chapters.items():
+        judged = {defect.id: score["of defects"][defect.id] for defect in defects if defect.id in score["of defects"]}
+        killed = sum(row["clauses"] > 0 for row in judged.values())
+        named = sum(row["diagnosis"] == name for name, row in judged.items())
+        pairs = reach["chapters"].get(chapter)
+        shares = (NONE,) * 2 if pairs is None else (_share(*pairs["one condition"]), _share(*pairs["two options"]))
+        kinds = diagnosis["chapters"].get(chapter)
+        unknown = (
+            (NONE,) * 3 if kinds is None else (*(str(kinds[kind]) for kind in KINDS[:2]), str(sum(kinds.values())))
+        )
+        yield chapter, str(len(judged)), str(killed), str(named), *shares, *unknown
+
+
+def _share(reached: int, holes: int) -> str:
+    return f"{reached / max(reached + holes, 1):.0%}"
 
 
 def _packages() -> str:

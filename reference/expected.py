@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.reference.arrays import Floats
-from attention_conformance.reference.bounds.aligned import Aligned, aligned_bounds
+from attention_conformance.reference.blocks import blocks
+from attention_conformance.reference.bounds.aligned import Aligned, Directions, aligned_bounds, directions
 from attention_conformance.reference.bounds.attention import ForwardBounds, finite, forward_bounds
 from attention_conformance.reference.bounds.extensions import dropped_bound
 from attention_conformance.reference.bounds.gradients import gradient_bounds
 from attention_conformance.reference.bounds.precision import Precision, precision
-from attention_conformance.reference.gradients import gradients
+from attention_conformance.reference.gradients import backward, cotangent_of_heads, gradients
 from attention_conformance.reference.pipeline import Pipeline, Trace, gated, mix
 from attention_conformance.reference.positions import positions
 from attention_conformance.spec.cases import Sharing
@@ -63,11 +64,16 @@ class Solution:
 
     Attributes:
         parts: `output`, `weights`, `averaged_weights`, `log_sum_exp`, and `gradients.NAME` for each needed one.
-        trace: every intermediate of the reference.
+        traced: gives every intermediate of the reference.
     """
 
     parts: Mapping[str, Expected]
-    trace: Trace
+    traced: Callable[[], Trace]
+
+    @cached_property
+    def trace(self) -> Trace:
+        """Every intermediate of the reference."""
+        return self.traced()
 
 
 def solve(
@@ -88,25 +94,53 @@ def solve(
         returned: which parts to compute in addition to output and gradients.
     """
     working = working or precision(problem.dtype, conventions.softmax_precision, conventions.product_precision)
+    apart = [problem] if kept is not None else blocks(problem)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        trace = Pipeline().run(problem, conventions, kept)
-        bounds = forward_bounds(problem, trace, working)
-        parts = {"output": Expected(trace.output, bounds.output, _mean_of_values(problem, trace))}
-        parts |= _returned(problem, trace, bounds, working, conventions, returned)
-        if problem.cotangent is not None:
-            by_name = gradients(problem, trace)
-            errors = gradient_bounds(problem, trace, bounds, working)
-            parts |= {f"gradients.{name}": Expected(by_name[name], errors[name]) for name in by_name}
-        values, again = {name: part.value for name, part in parts.items()}, (problem, conventions, working)
-        aligned = aligned_bounds(problem, trace, bounds, values, partial(_solved_anew, *again))
+        solved = partial(_solved, conventions=conventions, kept=kept, working=working, returned=returned)
+        if len(apart) == 1:
+            parts, along, trace = solved(problem)
+            every, traced = [along], lambda: trace
+        else:
+            each, every = zip(*(solved(block)[:2] for block in apart), strict=True)
+            parts, traced = _joined(each), partial(_traced, conventions, problem)
+        values = {name: part.value for name, part in parts.items()}
+        aligned = aligned_bounds(apart, every, values, working, partial(_traced, conventions))
         parts |= {name: replace(parts[name], aligned=several) for name, several in aligned.items()}
-    return Solution(parts, trace)
+    return Solution(parts, traced)
 
 
-def _solved_anew(problem: Problem, conventions: Conventions, working: Precision) -> tuple[Trace, ForwardBounds]:
+def _solved(
+    problem: Problem, conventions: Conventions, kept: Floats | None, working: Precision, returned: Collection[str]
+) -> tuple[dict[str, Expected], Directions, Trace]:
+    """The parts of a block, the directions of their aligned bounds, and its trace."""
+    trace, step = Pipeline().run(problem, conventions, kept), None
+    bounds = forward_bounds(problem, trace, working)
+    parts = {"output": Expected(trace.output, bounds.output, _mean_of_values(problem, trace))}
+    parts |= _returned(problem, trace, bounds, working, conventions, returned)
+    if problem.cotangent is not None:
+        step = backward(trace, cotangent_of_heads(problem))
+        by_name = gradients(problem, trace, step)
+        errors = gradient_bounds(problem, trace, step, bounds, working)
+        parts |= {f"gradients.{name}": Expected(by_name[name], errors[name]) for name in by_name}
+    values = {name: part.value for name, part in parts.items()}
+    return parts, directions(problem, trace, step, bounds, values), trace
+
+
+def _joined(blocks: Sequence[Mapping[str, Expected]]) -> dict[str, Expected]:
+    """The parts of a problem, of whose samples each block has some."""
+    return {name: _joined_part([each[name] for each in blocks]) for name in blocks[0]}
+
+
+def _joined_part(blocks: Sequence[Expected]) -> Expected:
+    value, bound = (np.concatenate([getattr(each, name) for each in blocks]) for name in ("value", "bound"))
+    decoys = [each.value if each.decoy is None else each.decoy for each in blocks]
+    differing = any(each.decoy is not None for each in blocks)
+    return Expected(value, bound, np.concatenate(decoys) if differing else None, ceiling=blocks[0].ceiling)
+
+
+def _traced(conventions: Conventions, problem: Problem) -> Trace:
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        trace = Pipeline().run(problem, conventions)
-        return trace, forward_bounds(problem, trace, working)
+        return Pipeline().run(problem, conventions)
 
 
 def _returned(

@@ -24,6 +24,7 @@ class Backward:
         heads: d loss / d mixed heads, before their gates, (B, H, Lq, d_v).
         weights: d loss / d weights, (B, H, Lq, Lk).
         centre: sum over keys of weights times their gradients, (B, H, Lq, 1).
+        gap: the gradients of weights without it.
         scores: d loss / d scores.
         products: d loss / d scaled products, before the softcap.
         query, key, value: d loss / d of what is multiplied; see `Trace`.
@@ -32,6 +33,7 @@ class Backward:
     heads: Floats
     weights: Floats
     centre: Floats
+    gap: Floats
     scores: Floats
     products: Floats
     query: Floats
@@ -54,12 +56,14 @@ def backward(trace: Trace, heads: Floats) -> Backward:
     d_weights = d_weights if trace.kept is None else d_weights * trace.kept
     centre = (trace.weights * d_weights).sum(-1, keepdims=True)
     constant = trace.seen.rows_answered(EmptyRow.UNIFORM)[..., None]
-    d_scores = np.where(constant, 0.0, trace.weights * (d_weights - centre))
+    gap = d_weights - centre
+    d_scores = np.where(constant, 0.0, trace.weights * gap)
     d_products = d_scores if trace.softcap is None else d_scores * slope(trace)
     return Backward(
         heads=d_mixed,
         weights=d_weights,
         centre=centre,
+        gap=gap,
         scores=d_scores,
         products=d_products,
         query=trace.scale * d_products @ trace.key,
@@ -97,10 +101,8 @@ def cotangent_of_heads(problem: Problem) -> Floats:
     return split_heads(cotangent, problem.num_heads)
 
 
-def gradients(problem: Problem, trace: Trace) -> dict[str, Floats]:
+def gradients(problem: Problem, trace: Trace, step: Backward) -> dict[str, Floats]:
     """d loss / d of everything in the problem's `needs`, with loss = sum(output * cotangent)."""
-    cotangent = cotangent_of_heads(problem)
-    step = backward(trace, cotangent)
     inputs = to_inputs(trace, step)
     if problem.scope is Scope.OP:
         by_name = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
@@ -110,7 +112,7 @@ def gradients(problem: Problem, trace: Trace) -> dict[str, Floats]:
         by_name = _module_gradients(problem, trace, inputs)
     if problem.attn_mask is not None and problem.attn_mask.dtype.kind != "b":
         by_name["attn_mask"] = unbroadcast(given_keys(problem, step.scores), problem.attn_mask.shape)
-    by_name |= _extension_gradients(problem, trace, step, cotangent)
+    by_name |= _extension_gradients(problem, trace, step, cotangent_of_heads(problem))
     return {name: by_name[name] for name in problem.needs}
 
 

@@ -127,6 +127,12 @@ def forward_bounds(problem: Problem, trace: Trace, precision: Precision) -> Forw
     return ForwardBounds(*given, products, scores, shift, local, mixed, heads, output)
 
 
+def score_bounds(problem: Problem, trace: Trace, precision: Precision) -> Floats:
+    """Those of the scores, for which nothing else is worked out."""
+    query, key, _ = multiplied_bounds(trace, input_bounds(problem, trace, precision), precision)
+    return score_bound(trace, product_bound(trace, query, key, precision), precision)
+
+
 def input_bounds(problem: Problem, trace: Trace, precision: Precision) -> Inputs:
     """Bounds of the projected query, key and value, (B, H or Hk, L, d); at the op level of what codes stand for."""
     given = trace.inputs
@@ -334,21 +340,23 @@ def _of_empty_rows(trace: Trace, heads: Floats, value: Floats, precision: Precis
 def centred_sum(pull: Floats, trace: Trace, heads: Floats) -> tuple[Floats, Floats]:
     """sum_j pull_ij |v_jd - o_id|, at most the distance to the farthest visible value, and that distance."""
     length, rows = heads.shape[-2], max(1, CHUNK // max(1, trace.value.size))
-    parts = [_centred(pull, trace, heads, slice(i, i + rows)) for i in range(0, length, rows)]
-    moved, farthest = np.concatenate(parts, axis=-2) if parts else np.zeros((2, *heads.shape))
-    return moved, farthest
+    value = np.ascontiguousarray(trace.value.swapaxes(-1, -2))[..., None, :, :]  # keys last, as memory likes it
+    moved, farthest = np.empty_like(heads), np.empty_like(heads)
+    for start in range(0, length, rows):
+        some = slice(start, start + rows)
+        distance = _distances(value, trace, heads, some)
+        np.einsum("...xj,...dj->...d", pull[..., some, None, :], distance, out=moved[..., some, :])
+        allowed = trace.seen.allowed[..., some, None, :]
+        shown = distance if allowed.all() else np.where(allowed, distance, 0.0)
+        np.max(shown, axis=-1, initial=0.0, out=farthest[..., some, :])
+    return np.minimum(moved, farthest), farthest
 
 
-def _centred(pull: Floats, trace: Trace, heads: Floats, rows: slice) -> Floats:
-    """Both for some queries, with the keys last, (B, H, i, d_v, Lk), as memory likes it."""
-    pull, allowed, heads = pull[..., rows, None, :], trace.seen.allowed[..., rows, None, :], heads[..., rows, :]
-    value = np.ascontiguousarray(trace.value.swapaxes(-1, -2))[..., None, :, :]
-    value = value if trace.kept is None else value * trace.kept[..., rows, None, :]
-    distance: Floats = value - heads[..., None]
-    np.abs(distance, out=distance)
-    moved = np.einsum("...xj,...dj->...d", pull, distance)
-    farthest = (distance if allowed.all() else np.where(allowed, distance, 0.0)).max(-1, initial=0.0)
-    return np.stack([np.minimum(moved, farthest), farthest])
+def _distances(value: Floats, trace: Trace, heads: Floats, rows: slice) -> Floats:
+    """(B, H, i, d_v, Lk), for some queries."""
+    kept = value if trace.kept is None else value * trace.kept[..., rows, None, :]
+    distance: Floats = kept - heads[..., rows, :, None]
+    return np.abs(distance, out=distance)
 
 
 def _output_bound(problem: Problem, trace: Trace, heads: Floats, precision: Precision) -> Floats:

@@ -59,11 +59,12 @@ class _Errors:
     value: Floats
 
 
-def gradient_bounds(problem: Problem, trace: Trace, forward: ForwardBounds, precision: Precision) -> dict[str, Floats]:
+def gradient_bounds(
+    problem: Problem, trace: Trace, step: Backward, forward: ForwardBounds, precision: Precision
+) -> dict[str, Floats]:
     """The bound of every gradient in the problem's `needs`, shaped like it."""
     cotangent, e_cotangent = cotangent_of_heads(problem), _cotangent_bound(problem, precision)
     forward = in_either_form(problem, forward, precision)
-    step = backward(trace, cotangent)
     errors = _errors(trace, step, forward, gated_bound(trace, cotangent, e_cotangent, precision), precision)
     gradients, (inputs, gains) = to_inputs(trace, step), _input_errors(trace, step, forward, errors, precision)
     if problem.scope is Scope.OP:
@@ -238,7 +239,7 @@ def _score_errors(
 ) -> Floats:
     """|delta dS| with dS = P (dP - D)."""
     p, e_p, stored = trace.weights, forward.weights, _stored(precision)
-    gap, e_centre = np.abs(step.weights - step.centre), _centre_errors(trace, step, forward, e_dp, e_g, precision)
+    gap, e_centre = np.abs(step.gap), _centre_errors(trace, step, forward, e_dp, e_g, precision)
     left: Floats | float = 0.0
     if trace.seen.sunk:
         gap, e_centre, left = _rescaled(trace, np.abs(step.centre), gap, e_centre, precision)
@@ -270,7 +271,7 @@ def _centre_errors(
     In the first, roundings after the softmax carry D itself along, errors of scores only what lies apart.
     """
     p, e_p, stored = trace.weights, forward.weights, _stored(precision)
-    gap, d_weights = np.abs(step.weights - step.centre), np.abs(step.weights)
+    gap, d_weights = np.abs(step.gap), np.abs(step.weights)
     rounding = (stored + precision.growth(p.shape[-1])) * (d_weights + e_dp)
     rounding = rounding + forward.local * (gap + np.abs(step.centre)) + precision.floor
     moved = np.minimum((forward.shift.pull * gap).sum(-1, keepdims=True), _farthest(gap, trace))

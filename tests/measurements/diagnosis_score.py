@@ -1,19 +1,18 @@
 """The score of the diagnosis on mistakes that it does not know: a chapter of the catalogue is left out at a time.
 
-It prints the shares that are named, located and misnamed; `make diagnosis-score` makes docs/diagnosis.md of them.
+It prints how many are named, located and misnamed; `make diagnosis-score` stores that for a page of the documentation.
 """
 
 import argparse
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from attention_conformance.implementations.api.global_state import compute_on_one_thread
-from attention_conformance.implementations.defects import Defect, catalogue
+from attention_conformance.implementations.defects import SCORE, Defect, catalogue
 from attention_conformance.spec.cases import Case
 from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis, FailingCheck
 from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose
@@ -24,12 +23,13 @@ from attention_conformance.tests.harness.explain.diagnosis.scoring import scored
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
 from attention_conformance.tests.harness.judge.judging import plainest
-from attention_conformance.tests.measurements.pages import table, write_page
+from attention_conformance.tests.measurements.pages import store
 
 KINDS = ("named", "located", "misnamed", "unexplained")
 UNSEEN = 5000
 """Added to the seeds of cases that the diagnosis does not get."""
 DTYPE = "float64"
+DIAGNOSIS = SCORE.with_name("diagnosis.json")
 
 
 @dataclass(frozen=True)
@@ -110,20 +110,25 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--every", type=int, default=14, help="take each so many-th defect of the catalogue (14)")
     parser.add_argument("--first", type=int, default=0, help="where to begin")
-    parser.add_argument("--write", action="store_true", help="write docs/diagnosis.md")
+    parser.add_argument("--write", action="store_true", help=f"write {DIAGNOSIS.name}")
     options = parser.parse_args()
     start, made = time.perf_counter(), []
     for each in results(catalogue()[options.first :: options.every], options.processes):
         print(f"{each.kind or '-':12} {each.defect}: {each.text}", file=sys.stderr)
         made.append(each)
     counted = [each for each in made if each.kind]
-    totals = Counter(each.kind for each in counted)
-    rows = [(kind, str(totals[kind]), f"{totals[kind] / max(len(counted), 1):.0%}") for kind in KINDS]
-    print(table(("", "defects", "share"), rows, numeric=True))
+    score = {
+        "tried": len(made),
+        "minutes": round((time.perf_counter() - start) / 60.0),
+        "chapters": {
+            chapter: {kind: sum(each.chapter == chapter and each.kind == kind for each in counted) for kind in KINDS}
+            for chapter in dict.fromkeys(each.chapter for each in counted)
+        },
+        "misnamed": [[each.defect, each.text] for each in counted if each.kind == "misnamed"],
+    }
+    print(*(f"{name}: {value}" for name, value in score.items()), sep="\n")
     if options.write:
-        misnamed = [(each.defect, each.text) for each in counted if each.kind == "misnamed"]
-        minutes = (time.perf_counter() - start) / 60.0
-        write_page("diagnosis.md", rows=rows, misnamed=misnamed, counted=len(counted), made=len(made), minutes=minutes)
+        store(DIAGNOSIS, score)
     return 0
 
 

@@ -5,7 +5,6 @@ defect survives or a clause is idle.
 """
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 from attention_conformance.implementations.defects import SCORE, Defect, catalogue
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.measurements import mutation_score
+from attention_conformance.tests.measurements.pages import store
 
 PAIRS = 40
 """Implementations with two mistakes."""
@@ -43,8 +43,7 @@ def main() -> int:
     print("\n".join([*(f"{name}: {value}" for name, value in score.items()), *problems]))
     if options.only:
         return 0
-    SCORE.write_text(stored({**score, **_tables(defects, quick)}), encoding="utf-8")
-    print(f"written: {SCORE.name}")
+    store(SCORE, {**score, **_tables(defects, quick)})
     return 1 if problems else 0
 
 
@@ -120,18 +119,6 @@ def _some(names: Sequence[str]) -> dict[str, Any]:
 
 def _margin(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.2g}"
-
-
-def stored(score: Mapping[str, Any]) -> str:
-    """The score as JSON, a line for each row of a table."""
-    return "{\n" + ",\n".join(f"{json.dumps(name)}: {_table(value)}" for name, value in score.items()) + "\n}\n"
-
-
-def _table(value: Any) -> str:
-    if not isinstance(value, dict) or not any(isinstance(row, dict) for row in value.values()):
-        return json.dumps(value)
-    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in value.items())
-    return f"{{\n{rows}\n}}"
 
 
 if __name__ == "__main__":

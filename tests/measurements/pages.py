@@ -1,6 +1,7 @@
 """Pages of the documentation that are made of a template in `templates` and of results."""
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,20 @@ def rendered(name: str, **values: Any) -> str:
         keep_trailing_newline=True,
     )
     return environment.get_template(name).render(values, table=table)
+
+
+def store(path: Path, score: Mapping[str, Any]) -> None:
+    """Writes the results of a measurement as JSON, a line for each row of a table, and prints that it did."""
+    entries = ",\n".join(f"{json.dumps(name)}: {_rows(value)}" for name, value in score.items())
+    path.write_text(f"{{\n{entries}\n}}\n", encoding="utf-8")
+    print(f"written: {path.name}")
+
+
+def _rows(value: Any) -> str:
+    if not isinstance(value, dict) or not any(isinstance(row, dict) for row in value.values()):
+        return json.dumps(value, ensure_ascii=False)
+    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(row, ensure_ascii=False)}" for name, row in value.items())
+    return f"{{\n{rows}\n}}"
 
 
 def write_page(name: str, **values: Any) -> None:

@@ -2,7 +2,7 @@
 
 `make reach` judges each defect of the catalogue once. A pair of a defect and a condition is reached where a check
 failed all of whose calls fulfil the condition; it is a hole where none did, although cases made to fulfil it show the
-defect. No mutant is made for that; a few are, to see whether what follows from the one run is so. docs/reach.md.
+defect. No mutant is made for that; a few are, to see whether what follows from the one run is so.
 """
 
 import argparse
@@ -10,18 +10,19 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.global_state import compute_on_one_thread
-from attention_conformance.implementations.defects import catalogue
+from attention_conformance.implementations.defects import SCORE, catalogue
 from attention_conformance.spec.cases import Case
 from attention_conformance.tests.harness.judge.clause_tests import Selection
 from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
-from attention_conformance.tests.measurements.pages import table, write_page
+from attention_conformance.tests.measurements.pages import store
 from attention_conformance.tests.measurements.reach.case_conditions import ALONE, CONDITIONS
 from attention_conformance.tests.measurements.reach.condition import Call, Condition
 from attention_conformance.tests.measurements.reach.conditional import Subject, conditional, shows, subject, watched
@@ -33,6 +34,9 @@ LARGEST_HOLES = 40
 PLACES = {condition.words: 1 << number for number, condition in enumerate(ALONE)}
 NEEDED = {condition.words: sum(PLACES[part] for part in condition.parts) for condition in CONDITIONS}
 """For each condition the conditions of `ALONE` that it consists of, as bits."""
+
+KINDS = {"one condition": set(PLACES), "two options": set(NEEDED) - set(PLACES)}
+REACH = SCORE.with_name("reach.json")
 
 
 @dataclass(frozen=True)
@@ -140,16 +144,19 @@ def agreement(pool: ProcessPoolExecutor, pairs: Sequence[tuple[str, str, bool]])
     return [(*pair, lives) for pair, lives in zip(pairs, alive, strict=True) if lives is not None]
 
 
-def _share(reached: int, holes: int) -> tuple[str, str, str]:
-    return str(reached), str(holes), f"{reached / max(reached + holes, 1):.1%}"
+def by_chapter(measured: Sequence[Reach]) -> dict[str, dict[str, Any]]:
+    """For each chapter its defects, and of either kind of condition the pairs that are reached, and the holes."""
+    chapters = dict.fromkeys(each.chapter for each in measured)
+    return {chapter: _counts([each for each in measured if each.chapter == chapter]) for chapter in chapters}
 
 
-def by_chapter(measured: Sequence[Reach], of: Callable[[str], bool]) -> Iterator[tuple[str, ...]]:
-    """Chapter, defects, pairs reached, holes and the share that is reached; last, all chapters."""
-    for chapter in (*dict.fromkeys(each.chapter for each in measured), ""):
-        own = [each for each in measured if chapter in ("", each.chapter)]
-        reached, holes = (sum(of(words) for each in own for words in getattr(each, n)) for n in ("reached", "holes"))
-        yield chapter or "**all**", str(len(own)), *_share(reached, holes)
+def _counts(measured: Sequence[Reach]) -> dict[str, Any]:
+    reached = [words for each in measured for words in each.reached]
+    holes = [words for each in measured for words in each.holes]
+    kinds = {
+        kind: [sum(pair in words for pair in pairs) for pairs in (reached, holes)] for kind, words in KINDS.items()
+    }
+    return {"defects": len(measured), **kinds}
 
 
 def largest_holes(measured: Sequence[Reach]) -> list[tuple[str, ...]]:
@@ -169,6 +176,17 @@ def _example(measured: Sequence[Reach], words: str) -> str:
     return f"`{fewest.defect}`"
 
 
+def _score(measured: Sequence[Reach], seen: Sequence[tuple[str, str, bool, bool]]) -> dict[str, Any]:
+    """What is stored; of mutants, how many are killed and how many survive, of reached pairs and of holes."""
+    agreeing = Counter((hole, lives) for _, _, hole, lives in seen)
+    return {
+        "conditions": {kind: len(words) for kind, words in KINDS.items()},
+        "chapters": by_chapter(measured),
+        "mutants": [[agreeing[hole, lives] for lives in (False, True)] for hole in (False, True)],
+        "holes": largest_holes(measured),
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2)
@@ -176,7 +194,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="where to begin")
     parser.add_argument("--only", default="", help="defects whose id contains this")
     parser.add_argument("--mutants", type=int, default=24, help="pairs that are checked by a mutant (24)")
-    parser.add_argument("--write", action="store_true", help="write docs/reach.md")
+    parser.add_argument("--write", action="store_true", help=f"write {REACH.name}")
     options = parser.parse_args()
     start = time.perf_counter()
     names = [each.id for each in catalogue() if options.only in each.id][options.first :: options.every]
@@ -186,30 +204,12 @@ def main() -> int:
             print(f"{each.defect}: {len(each.reached)} reached, {len(each.holes)} holes", file=sys.stderr)
             measured += [each] if each.reached else []
         seen = agreement(pool, spot_checks(measured, options.mutants))
-    single = {condition.words for condition in ALONE}
-    alone, pairs = (
-        list(by_chapter(measured, lambda words, kind=kind: (words in single) is kind))  # type: ignore[misc]
-        for kind in (True, False)
-    )
-    agreeing = Counter((hole, lives) for _, _, hole, lives in seen)
     odd = [(name, words, hole) for name, words, hole, lives in seen if hole is not lives]
-    header = ("chapter", "defects", "reached", "holes", "share")
-    print(table(header, alone, numeric=True), table(header, pairs, numeric=True), sep="\n\n")
-    print(f"mutants (hole, survives): {dict(agreeing)}", *odd, sep="\n")
-    print(*largest_holes(measured), sep="\n")
+    minutes = round((time.perf_counter() - start) / 60.0)
+    score = {"tried": len(names), "minutes": minutes, **_score(measured, seen)}
+    print(*(f"{name}: {value}" for name, value in score.items()), *odd, sep="\n")
     if options.write:
-        write_page(
-            "reach.md",
-            alone=alone,
-            pairs=pairs,
-            header=header,
-            holes=largest_holes(measured),
-            agreeing=agreeing,
-            measured=len(measured),
-            tried=len(names),
-            conditions=(len(single), len(CONDITIONS) - len(single)),
-            minutes=(time.perf_counter() - start) / 60.0,
-        )
+        store(REACH, score)
     return 0
 
 

@@ -16,7 +16,7 @@ from attention_conformance.tests.selftest.sessions import ROOT
 from attention_conformance.tests.selftest.thorough import thorough
 
 NAME = "attention_conformance"
-RESULTS = {"audit", "benchmark-calibration", "bounds", "conventions", "diagnosis", "inhouse-speed", "suite-profile"}
+RESULTS = {"audit", "benchmark-calibration", "bounds", "conventions", "inhouse-speed", "suite-profile"}
 """Pages of results: programs of minutes have written them, and the Makefile knows how."""
 GUIDES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem not in RESULTS]
 PAGES = [ROOT / "README.md", *GUIDES]
