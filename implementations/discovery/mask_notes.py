@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from attention_conformance.implementations.discovery.claim_checks import (
@@ -16,13 +17,14 @@ from attention_conformance.implementations.discovery.claim_checks import (
 )
 from attention_conformance.implementations.discovery.documented import documented_polarity
 from attention_conformance.implementations.discovery.modules.module_masks import (
+    FORMS,
     PADDED,
     hides_queries,
     shaped,
 )
 from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, OPTIONS
-from attention_conformance.spec.cases import Padding
+from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature, Scope
 
@@ -92,15 +94,22 @@ def _why(name: str, options: Options, check: ClaimCheck) -> str:
     """What a mask does that the suite knows no claim for."""
     features = _features(options, name)
     claimed, call = check.claiming(features), check.function
-    form = getattr(call, "form", None)
-    cases = [shaped(case, form) if form else case for feature, case in CASES.items() if feature in features]
-    errors = [claimed.run(case).error for case in cases]
-    error = errors[0] if all(errors) else ""
+    cases = [case for feature, case in CASES.items() if feature in features]
+    errors = list(_errors(claimed, cases))
     if Feature.KEY_PADDING in features and hides_queries(claimed):
         return "it hides tokens as queries, too"
-    if not error:
-        return "it acts like no mask that the suite knows"
-    return OF_OTHER_KEYS if _hides_others(call, options, check) else f"it raises {error}"
+    if all(errors[: len(cases)]) and _hides_others(call, options, check):
+        return OF_OTHER_KEYS
+    return f"it raises {errors[0]}" if all(errors) else "it acts like no mask that the suite knows"
+
+
+def _errors(check: ClaimCheck, cases: Sequence[Case]) -> Iterator[str]:
+    """What it raises for each case, in its own form of masks first, and then in the others."""
+    call: Any = check.function
+    forms = list(dict.fromkeys([call.form, *FORMS])) if hasattr(call, "form") else [None]
+    for form, case in product(forms, cases):
+        formed = check if form is None else replace(check, function=replace(call, form=form))
+        yield formed.run(case if form is None else shaped(case, form)).error
 
 
 def _hides_others(call: Any, options: Options, check: ClaimCheck) -> bool:

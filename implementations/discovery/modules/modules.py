@@ -55,6 +55,7 @@ from attention_conformance.implementations.discovery.kept_modes import own_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES, Size
 from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built, with_groups
+from attention_conformance.implementations.discovery.modules.flag_masks import without_flags
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.layout import (
     fit_of_call,
@@ -222,9 +223,10 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         )
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
+    check, flags = without_flags(call, check) if observed else (check, [])
     check, seen = as_seen(call, check) if observed else (check, [])
     check, swallowed = _without_swallowed(call, check, has_published_interface(kind))
-    seen = [*masks, *seen, *swallowed]
+    seen = [*masks, *flags, *seen, *swallowed]
     plain = check.run(PLAIN)
     extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))
     always = replace(NO_PREMISES if variant is None else variant.premises, causal=False, length=length)

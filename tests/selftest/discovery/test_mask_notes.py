@@ -90,3 +90,11 @@ def test_a_mask_of_numbers_that_are_taken_for_booleans_is_not_added(make: Make) 
     assert "any number in its 'mask' but 0 hides a key" in made.about
     assert not made.findings
     assert_conforms(made)
+
+
+def test_a_mask_of_which_it_matters_alone_that_it_is_given_is_a_flag(make: Make) -> None:
+    text = MASKED.replace("s.masked_fill({hidden}, -1e9)", "s.masked_fill(torch.ones_like(s).triu(1).bool(), -1e9)")
+    made = make(text.format(name="mask"))
+    assert made.findings["mask"] == "not judged: it acts like no mask that the suite knows"
+    assert "only whether one is given matters" in made.about
+    assert_conforms(made)
