@@ -151,8 +151,10 @@ def _hides_by_numbers(check: ClaimCheck, options: Options) -> bool:
     at = problem.attn_mask.shape[-1] // 2
     number, hidden = np.zeros_like(problem.attn_mask), np.ones(problem.attn_mask.shape, bool)
     number[..., at], hidden[..., at] = 0.5, False
-    outcomes = [check.answer(problem.but(attn_mask=mask)) for mask in (number, hidden)]
-    return not any(each.error for each in outcomes) and near_outputs(*outcomes, check.dtype)
+    one, other, without = (check.answer(problem.but(attn_mask=mask)) for mask in (number, hidden, None))
+    if one.error or other.error or without.error:
+        return False
+    return near_outputs(one, other, check.dtype) and not near_outputs(one, without, check.dtype)
 
 
 def _numbers_mask(check: ClaimCheck, options: Options) -> bool:

@@ -17,12 +17,18 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from attention_conformance.implementations.api.safe_call import LIBRARIES
+from attention_conformance.spec.optional import optional
+
+torch = optional("torch")
 
 Loaded = TypeVar("Loaded")
 MOST = 24
 """Modules that a file may be loaded without."""
 NEEDED = (LIBRARIES | sys.stdlib_module_names) - {"numba"}
 """Packages without which nothing is loaded: what computes, and what the suite uses itself."""
+
+OF_TORCH = "LightningModule"
+"""A base class in several packages that is a torch.nn.Module, and adds what training needs alone."""
 
 
 @dataclass
@@ -75,6 +81,8 @@ class Absent:
         _missing(self._name)
 
     def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type, ...]:
+        if torch and self._name.endswith(f".{OF_TORCH}"):
+            return (torch.nn.Module,)
         return (type("AbsentBase", (AbsentBase,), {"absent_name": self._name}),)
 
 
