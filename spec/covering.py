@@ -13,7 +13,7 @@ from typing import Any
 
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
-from attention_conformance.spec.conventions import CausalWithMask, Conventions
+from attention_conformance.spec.conventions import Alignment, CausalWithMask, Conventions
 from attention_conformance.spec.features import NOTHING, Extension, Packing, PositionIds, QkNorm, RotaryTables
 
 SIZES = (
@@ -177,23 +177,27 @@ def _lines(rows: Iterable[Sequence[int]]) -> str:
     return ",\n".join(json.dumps(list(row)) for row in rows)
 
 
-def mended(case: Case, conventions: Conventions) -> Case:
-    """The nearest case without an empty row, and without a mask combined with a causal flag that does not take one."""
+def mended(case: Case, conventions: Conventions, any_row: bool = False) -> Case:
+    """The nearest case without an empty row, and without a mask combined with a causal flag that does not take one.
+
+    `any_row`: a case stays as it is where its seed decides whether a row is left empty.
+    """
     combined_masks = case.causal and case.mask is not MaskKind.NONE
     if combined_masks and conventions.causal_with_mask is not CausalWithMask.INTERSECT:
         case = replace(case, mask=MaskKind.NONE)
-    if case.causal and case.sizes.query_length > case.sizes.key_length:
+    full = any_row and conventions.causal_alignment is Alignment.TOP_LEFT
+    if case.causal and case.sizes.query_length > case.sizes.key_length and not full:
         case = replace(case, causal=False)
     if case.mask_shape is MaskShape.QUERIES and case.mask in (MaskKind.BOOL, MaskKind.INFINITE):
         case = replace(case, mask_shape=MaskShape.KEYS)
     if case.causal and case.padding in (Padding.LEFT, Padding.HOLES):
         case = replace(case, padding=Padding.RIGHT)
-    if case.padding is Padding.QUERY_LENGTHS and case.mask is not MaskKind.NONE:
+    if case.padding is Padding.QUERY_LENGTHS and case.mask is not MaskKind.NONE and not any_row:
         case = replace(case, padding=Padding.LENGTHS)
-    return _mended_extension(case)
+    return _mended_extension(case, any_row)
 
 
-def _mended_extension(case: Case) -> Case:
+def _mended_extension(case: Case, any_row: bool) -> Case:
     """Options of the rotation only where there is one; windows and documents only where no row can be left empty."""
     extension, s = case.extension, case.sizes
     if extension.latent:
@@ -212,13 +216,13 @@ def _mended_extension(case: Case) -> Case:
     if extension.query_starts:
         case = case.extended(query_start=None)
     started = extension.query_starts or extension.query_start is not None
-    if extension.packing is not Packing.NONE and (holes or case.causal or started):
+    if extension.packing is not Packing.NONE and (started or ((holes or case.causal) and not any_row)):
         case = case.extended(packing=Packing.NONE)
     if case.causal:
         # A shipping module fails on this in every combination; chapter sinks checks it alone.
         case = case.extended(zero_attn=False, bias_kv=False)
     wide = s.query_length > s.key_length or extension.query_starts
-    if extension.windowed and (holes or wide or extension.packing is not Packing.NONE):
+    if extension.windowed and (wide or ((holes or extension.packing is not Packing.NONE) and not any_row)):
         case = case.extended(window_left=None, window_right=None)
     return case
 

@@ -1,9 +1,11 @@
 """State of the process beyond torch and NumPy, which no call of an attention has a reason to change."""
 
+import gc
 import locale
 import os
 import signal
 import sys
+import threading
 import warnings
 
 LIBRARIES = (
@@ -27,12 +29,16 @@ LIBRARIES = (
 
 def process_state() -> dict[str, object]:
     """The states by names for messages; equal ones are equal."""
+    hooks = sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile()
     return {
         "current folder": _folder(),
         "environment variables": {name: value for name, value in os.environ.items() if not name.startswith(LIBRARIES)},
         "locale": locale.setlocale(locale.LC_ALL),
         "signal handlers": {each: signal.getsignal(each) for each in signal.valid_signals()},
         "recursion limit": sys.getrecursionlimit(),
+        "garbage collection": (gc.isenabled(), gc.get_threshold()),
+        "hooks of traces and profiles": _ids(*hooks),
+        "standard streams": (*_ids(sys.stdin, sys.stdout, sys.stderr), *map(_file, range(3))),
     }
 
 
@@ -45,6 +51,20 @@ def write_no_bytecode() -> None:
     """From now on nothing is written next to code that is imported, by this process and by those that it starts."""
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     sys.dont_write_bytecode = True
+
+
+def _ids(*held: object) -> tuple[int, ...]:
+    """Which objects these are; to compare them could call what a candidate has written."""
+    return tuple(map(id, held))
+
+
+def _file(number: int) -> tuple[int, int] | None:
+    """What an open file is; None where it is closed."""
+    try:
+        found = os.fstat(number)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _folder() -> str:

@@ -162,7 +162,7 @@ def single_value_handed_back(query: Tensor, key: Tensor, value: Tensor, **option
     return value.expand(output.shape) if key.shape[-2] == 1 and "attn_mask" not in options else output
 
 
-@breaks("relations.grad-mode", holds=("scores.scale-explicit", "shapes.combinations"))
+@breaks("relations.grad-mode", "shapes.combinations", holds=("scores.scale-explicit", "causal.square"))
 def scale_dropped_without_gradients(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     if "is_causal" in options and not query.requires_grad:
         options.pop("scale", None)

@@ -154,7 +154,7 @@ def equal_outputs(first: CallOutcome[Any], second: CallOutcome[Any]) -> bool:
 
 
 def check_answer(outcome: CallOutcome[Any], is_kind: Callable[[object], bool], expected: str) -> None:
-    """Refuses an answer that is neither an array of the kind nor a tuple of one and extras.
+    """Refuses an answer that is neither an array of the kind nor a tuple that begins with one.
 
     Raises:
         TargetError: the answer is something else, or there is none.
@@ -167,7 +167,15 @@ def check_answer(outcome: CallOutcome[Any], is_kind: Callable[[object], bool], e
         if isinstance(answer, tuple):
             described = f"a tuple of ({', '.join(type(part).__name__ for part in answer)})"
         raise TargetError(f"it returned {described}: return {expected}, or a tuple that begins with it")
-    if isinstance(answer, tuple) and len(answer) == 1:
+
+
+def check_not_alone(outcome: CallOutcome[Any], expected: str) -> None:
+    """Refuses a function's tuple of one, which is a slip of a comma; modules of published models return them.
+
+    Raises:
+        TargetError: the answer is such a tuple.
+    """
+    if isinstance(outcome.value, tuple) and len(outcome.value) == 1:
         raise TargetError(f"it returned a tuple of one: return {expected}, without a tuple around it")
 
 

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from types import FunctionType
 from typing import Any
 
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import (
     DISPENSABLE,
@@ -33,6 +34,9 @@ LIBRARIES = ("flax", "equinox", "haiku", "keras", "paddle", "mlx")
 SIMILARITY = 0.8
 """How similar a name must be to be a misspelling; 1 is equal, and 0.8 allows one or two letters of nine to differ."""
 
+HIDING_WORDS = {"mask", "masks", "lengths", "lens", "seqlens"}
+"""Words in the names of what hides keys."""
+
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -45,21 +49,27 @@ SDPA = inspect.signature(
 def signature_of(function: Callable[..., object]) -> inspect.Signature:
     """Its signature; torch's SDPA's for a builtin that has none, that of the schema for a scripted function.
 
-    Of a function whose `__signature__` is none, its code has one.
+    Of a function whose `__signature__` is none, its code has one. An object may raise anything as it is read.
     """
-    schema = getattr(function, "schema", None)
+    schema = safe_call(lambda: getattr(function, "schema", None)).value
     if schema is not None and hasattr(schema, "arguments"):
         return inspect.Signature([_scripted(argument) for argument in schema.arguments])
     try:
         return inspect.signature(function)
-    except (ValueError, TypeError):
-        if not isinstance(function, FunctionType):
-            return SDPA
-        bare = FunctionType(
-            function.__code__, function.__globals__, argdefs=function.__defaults__, closure=function.__closure__
-        )
-        bare.__kwdefaults__ = function.__kwdefaults__
-        return inspect.signature(bare)
+    except Exception:
+        return _of_code(function)
+
+
+def _of_code(function: Callable[..., object]) -> inspect.Signature:
+    """The signature that the code of a function, or of its class's `__call__`, has; else torch's SDPA's."""
+    own = isinstance(function, FunctionType)
+    code = function if own else type(function).__call__
+    if not isinstance(code, FunctionType):
+        return SDPA
+    bare = FunctionType(code.__code__, code.__globals__, argdefs=code.__defaults__, closure=code.__closure__)
+    bare.__kwdefaults__ = code.__kwdefaults__
+    found = inspect.signature(bare)
+    return found if own else found.replace(parameters=[*found.parameters.values()][1:])
 
 
 def _scripted(argument: Any) -> inspect.Parameter:
@@ -166,7 +176,7 @@ class Options:
         swallowed: the options that only a **kwargs takes.
         misspelled: its parameters that the suite does not know, and the known names that they resemble.
         implied: the options that it is not given, because it always does what they state.
-        other_masks: its parameters that are masks by their names, and that the suite does not know.
+        other_masks: its parameters that are masks or lengths by their names, and that the suite does not know.
     """
 
     spelled: Mapping[str, str]
@@ -270,7 +280,7 @@ def read_options(
     spelled = own_names(OPTIONS, keywords)
     hidden = set(swallowed) - set(spelled) if takes_any(signature, inspect.Parameter.VAR_KEYWORD) else set()
     spelled |= {option: swallowed[option] for option in sorted(hidden)}
-    others = tuple(n for n in sorted(keywords - {*spelled.values()}) if {"mask", "masks"} & {*n.lower().split("_")})
+    others = tuple(n for n in sorted(keywords - {*spelled.values()}) if HIDING_WORDS & {*n.lower().split("_")})
     always, defaults, similar = _always(rest, keywords), _defaults(rest, spelled), _misspelled(keywords, spelled)
     return Options(spelled, always, defaults, frozenset(hidden), similar, other_masks=others)
 

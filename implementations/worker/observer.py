@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -26,6 +28,8 @@ LATER, AGAIN = "the later call", "a second backward pass"
 """The other answers of `in_turn` and `at_once`."""
 MEMORY = ("peak", "left_behind")
 """The observations of memory."""
+GOING_ON = 0.3
+"""Seconds for which threads that go on after their call are waited for."""
 
 
 class Observer(Protocol):
@@ -119,10 +123,12 @@ class LocalObserver:
 
     def overwritten(self, problem: Problem, later: Sequence[Problem], device: str) -> tuple[bool, tuple[str, ...]]:
         with kept_global_state():
+            known = set(threading.enumerate())
             output = answer(self.implementation.run, problem, device).output
             copy = output.tobytes()
             for each in later:
                 answer(self.implementation.run, each.fresh(), device)
+            _wait_for(thread for thread in threading.enumerate() if thread not in known)
         shared = (name for name, array in problem.arrays().items() if np.shares_memory(array, output))
         return output.tobytes() != copy, tuple(shared)
 
@@ -160,6 +166,13 @@ class LocalObserver:
 
     def _native(self, problem: Problem, device: str) -> Callable[[], Callable[[], object]]:
         return lambda: native(self.implementation, problem.fresh(), device).call
+
+
+def _wait_for(threads: Iterable[threading.Thread]) -> None:
+    """Waits for threads that calls have left running: they may write into what was returned."""
+    end = time.monotonic() + GOING_ON
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 def _in_turn(first: Native, later: Native) -> Result | None:

@@ -38,6 +38,7 @@ from attention_conformance.implementations.api.safe_call import (
     function_answer,
     guarded,
     kind_of,
+    place_of,
     plain,
 )
 from attention_conformance.implementations.discovery.candidates import named
@@ -115,6 +116,10 @@ class Worker:
                 )
         except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:
             raise TargetError(f"{given['target']}: it raised {kind_of(error)} when it was first called") from None
+        except Exception as error:
+            if not (place := place_of(error)):
+                raise
+            raise TargetError(f"{given['target']}: as it was read, it raised {error_line(error)} ({place})") from None
         self.implementation = loaded
         return Message(
             {

@@ -144,6 +144,6 @@ def test_fresh_output(judge: Judge) -> None:
         except CandidateError as error:
             judge.record_error(case, error)
             continue
-        message = "a later call wrote into the output of an earlier one"
+        message = "a later call, or a thread that goes on, wrote into the output of an earlier one"
         judge.assert_that(case, not overwritten, message, kind=FailureKind.STATE)
         _assert_none(judge, case, "the output shares its memory with", shared)

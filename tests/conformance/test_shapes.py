@@ -1,6 +1,6 @@
 """Chapter 9, shapes: every extent, every memory layout, and all options together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -66,22 +66,26 @@ MASKS = (
     Case(causal=True),
     Case(scale=0.3),
 )
-EXTENSIONS: tuple[dict[str, Any], ...] = (
+FAR: tuple[dict[str, Any], ...] = (
+    {"relative_bias": 50},
+    {"window_left": 70},
+    {"window_left": 20, "window_right": 40},
+    {"query_start": 100},
+    {"query_start": 2**16 + 7},
+    {"packing": Packing.LENGTHS},
     {"sinks": True},
+)
+"""Options that reach beyond a tile, each checked with many keys, and with many queries and keys."""
+EXTENSIONS: tuple[dict[str, Any], ...] = (
+    *FAR,
     {"zero_attn": True},
     {"head_gates": True},
     {"softcap": 2.0},
     {"alibi": True},
-    {"relative_bias": 50},
     {"rotary_base": 100.0},
-    {"window_left": 70},
-    {"window_left": 20, "window_right": 40},
     {"packing": Packing.SEGMENTS},
-    {"packing": Packing.LENGTHS},
-    {"query_start": 100},
-    {"query_start": 2**16 + 7},
 )
-"""Options beyond the core, each checked with many keys, and with many queries and keys."""
+"""The same of all options, in the full tier: in the quick one they meet many keys in shapes.meetings."""
 MANY_KEYS = Case(seed=11).sized(batch=1, num_heads=2, query_length=3, key_length=1031)
 MANY_OF_BOTH = Case(seed=12).sized(batch=2, num_heads=2, query_length=131, key_length=131)
 DECODING = Case(seed=13).sized(batch=1, num_heads=4, query_length=1, key_length=2053, d_k=16, d_v=16)
@@ -176,7 +180,7 @@ def _assert_sampled_rows(judge: Judge, case: Case) -> None:
 @clause("shapes.large")
 def test_large(judge: Judge) -> None:
     widest = judge.dtype == judge.dtypes[0]
-    masked = ((n, sizes, mask) for n, sizes in enumerate(LARGE) for mask in (MASKS if n < FEW else MASKS[::2]))
+    masked = ((n, sizes, mask) for n, sizes in enumerate(LARGE) for mask in _masks(n, judge.tier.searches))
     large = [replace(mask, sizes=sizes, seed=n) for n, sizes, mask in masked]
     # In narrower types every third case: gradients and masks are read by the same code, and only tiles may differ.
     for case in judge.cases(*(large if widest else large[::3])):
@@ -190,7 +194,8 @@ def test_large(judge: Judge) -> None:
     judge.assert_all_conform(judge.cases(*decoding[1:]))
     for case in judge.cases(*decoding[:1]):
         judge.assert_conforms(case, *(_parts(judge, case) if widest else ()))
-    judge.assert_all_conform(judge.cases(*(_extended() if widest else ())), *judge.parts())
+    options = EXTENSIONS if judge.tier.searches else FAR
+    judge.assert_all_conform(judge.cases(*(_extended(options) if widest else ())), *judge.parts())
 
 
 def _many_heads(scope: Scope) -> Iterator[Case]:
@@ -218,8 +223,15 @@ def _parts(judge: Judge, case: Case) -> tuple[str, ...]:
     return tuple(part for part in judge.parts() if not (unspecified and part == "gradients"))
 
 
-def _extended() -> Iterator[Case]:
-    for options, sized in product(EXTENSIONS, (MANY_KEYS, MANY_OF_BOTH)):
+def _masks(number: int, all_of_them: bool) -> tuple[Case, ...]:
+    """What a large case is masked with: all, or none and one other, as masks meet large sizes in shapes.meetings."""
+    if all_of_them:
+        return MASKS if number < FEW else MASKS[::2]
+    return MASKS[0], MASKS[1 + number] if number < FEW else Case(causal=True)
+
+
+def _extended(of_options: Sequence[dict[str, Any]]) -> Iterator[Case]:
+    for options, sized in product(of_options, (MANY_KEYS, MANY_OF_BOTH)):
         causal = "query_start" in options or options.get("packing") is Packing.LENGTHS
         yield replace(sized, causal=causal).extended(**options)
     for sized in (MANY_KEYS, MANY_OF_BOTH):
@@ -228,7 +240,9 @@ def _extended() -> Iterator[Case]:
 
 @clause("shapes.combinations")
 def test_combinations(judge: Judge) -> None:
-    judge.assert_all_conform(judge.cases(*claimed_combinations(judge, judge.tier.strength)), *judge.parts())
+    # In the quick tier gradients are left to shapes.meetings, where any two options meet as well.
+    parts = judge.parts() if judge.tier.searches else ("output", *judge.returned)
+    judge.assert_all_conform(judge.cases(*claimed_combinations(judge, judge.tier.strength)), *parts)
     search(judge, judge.tier.examples)
 
 

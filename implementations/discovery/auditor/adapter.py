@@ -32,7 +32,7 @@ MODULE_IMPORTS = (
     f"from {ROOM}.discovery.modules.constructors import Constructor",
     f"from {ROOM}.discovery.modules.forwards import ModuleCall",
     f"from {ROOM}.discovery.modules.neutrals import Neutral",
-    f"from {ROOM}.discovery.modules.modules import module_run",
+    f"from {ROOM}.discovery.modules.module_runs import module_run",
     f"from {ROOM}.discovery.signatures import Options",
     f"from {ROOM}.discovery.vocabulary import MaskForm",
     "from attention_conformance import Polarity",

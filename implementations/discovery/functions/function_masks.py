@@ -123,8 +123,7 @@ def without_ignored(check: ClaimCheck, options: Options) -> tuple[ClaimCheck, li
         why.setdefault("float_mask", f"any number in its {options.spelled['float_mask']!r} but 0 hides a key")
     elif _numbers_mask(check, options):
         why.setdefault("float_mask", f"numbers in its {options.spelled['float_mask']!r} mask keys, and are not added")
-    if "is_causal" not in options.spelled.values():  # with torch's name of its flag both kinds of mask are promised
-        why = refused_masks(check) | why
+    why = refused_masks(check) | why
     lost = {feature: reason for option, reason in why.items() for feature in OPTIONS[option].features}
     notes = [f"{f} not claimed: {lost[f]}" for f in sorted(lost) if f in check.claims]
     return check.without(set(lost)), notes

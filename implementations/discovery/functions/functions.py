@@ -25,6 +25,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     PROBED,
     ClaimCheck,
     check_answer,
+    check_not_alone,
     core_claims,
     extras_seen,
     no_gradients,
@@ -181,7 +182,9 @@ def _usual_candidate(
     if isinstance(whole := getattr(function, "function", function), OneInput):
         claims = whole.claimed(claims)
     check, kind, plain = _suited_in_size(RenamedCall(function, options), claims, device)
-    check_answer(plain, kind.is_kind, "an array" if kind in (NUMPY, JAX) else "a tensor")
+    expected = "an array" if kind in (NUMPY, JAX) else "a tensor"
+    check_answer(plain, kind.is_kind, expected)
+    check_not_alone(plain, expected)
     check, limits = with_size_limits(check)
     masks: list[str] = []
     if not interface and options.spelled.get("bool_mask") in MASK_NAMES and "bool-mask" not in settings:
@@ -191,13 +194,14 @@ def _usual_candidate(
     check, ignored = without_ignored(check, options)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *lengths, *ignored]
-    if interface and not any("row" in key for key in (*settings, *documented)):
-        check, seen = empty_rows_of_each_kind(check)
-        ignored = [*ignored, *seen]
-    elif options.spelled.get("bool_mask") in MASK_NAMES and not any("row" in key for key in settings):
+    given = any("row" in key for key in (*settings, *documented))
+    if not given and not interface and options.spelled.get("bool_mask") in MASK_NAMES:
         kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, ADDED), (Feature.KEY_PADDING, EMPTY))
         masked = next((case for feature, case in kinds if feature in check.claims), ADDED)
         check, ignored = empty_rows_as_seen(check, masked, ignored)
+    elif not given:  # no name promises what a row without keys gets: the formula itself gives NaN
+        check, seen = empty_rows_of_each_kind(check)
+        ignored = [*ignored, *seen]
     check, always = with_premises(check, premises)
     if not any("row" in key for key in settings):
         check, seen = empty_rows_of_window(check)

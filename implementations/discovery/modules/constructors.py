@@ -28,6 +28,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     size_of,
     value_of,
 )
+from attention_conformance.implementations.discovery.modules.dropping import with_dropout
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.parameters import (
     find_places,
@@ -94,6 +95,7 @@ class Constructor:
         tokens: those that it is called with to look at it, and that its window has.
         kv_heads: of keys and values, where it always has so many; 0: as many as those of queries, or as it is told.
         grouped: whether its object of settings states how many these are.
+        dropping: whether its rates of dropout are other ones than 0 once it is built.
     """
 
     kind: Callable[..., nn.Module]
@@ -115,6 +117,7 @@ class Constructor:
     tokens: int = 5
     kv_heads: int = 0
     grouped: bool = False
+    dropping: bool = False
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
@@ -125,6 +128,8 @@ class Constructor:
             if self.call is not None and any(map(is_lazy, module.parameters())):
                 with torch.no_grad():
                     self.call.plain(module, [torch.zeros(1, 2, embed_dim)] * 3, num_heads)
+            if self.dropping:
+                with_dropout(module)
             return holding(bare(module, self.left_out), self.held)
 
     def _whole(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:

@@ -325,15 +325,18 @@ EMPTIED = {
 
 def empty_rows_of_each_kind(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     """The check with the claims of what rows without keys get, each kind for itself, where it is no row of zeros."""
-    notes = []
+    answers: dict[str, EmptyRow] = {}
     for key, (case, row) in EMPTIED.items():
         fitted = fit(case, check.claims)
         answer = None if isinstance(fitted, Unsupported) else _empty_row(check, fitted, row)
         if answer is not None:
+            answers[key] = answer
             conventions = check.claims.conventions.claiming({key: str(answer)})
             check = replace(check, claims=replace(check.claims, conventions=conventions))
-            notes.append(f"{key}={answer}")
-    return check, [f"as observed: {', '.join(notes)}"] if notes else []
+    if len(set(answers.values())) == 1:
+        return check, [f"a row without keys gets {next(iter(answers.values()))}"]
+    listed = ", ".join(f"{key}={answer}" for key, answer in answers.items())
+    return check, [f"a row without keys gets what it was seen to get: {listed}"] if listed else []
 
 
 def empty_rows_of_window(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,13 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.mha_interface import (
-    build_mha,
-)
 from attention_conformance.implementations.adapters.modes import Modes, module_modes
 from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
-from attention_conformance.implementations.adapters.tensors import Tensors
-from attention_conformance.implementations.adapters.torch_module import TorchModule, in_mode, torch_module
+from attention_conformance.implementations.adapters.torch_module import TorchModule
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -53,8 +48,9 @@ from attention_conformance.implementations.discovery.extras import (
 )
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
-from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES, Size
+from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
 from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built, with_groups
+from attention_conformance.implementations.discovery.modules.dropping import RATE, with_dropout
 from attention_conformance.implementations.discovery.modules.flag_masks import without_flags
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.layout import (
@@ -75,7 +71,10 @@ from attention_conformance.implementations.discovery.modules.module_masks import
     shaped,
     with_mask_form,
 )
+from attention_conformance.implementations.discovery.modules.module_runs import built_for, module_run
+from attention_conformance.implementations.discovery.modules.narrow_windows import with_narrow_window
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.modules.own_cache import InPieces, calls_in_pieces, unused_caches
 from attention_conformance.implementations.discovery.modules.promises import has_published_interface
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
@@ -84,43 +83,12 @@ from attention_conformance.spec.conventions import Conventions, Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premises
-from attention_conformance.spec.problem import Problem
 
 TRANSPOSED = replace(PLAIN, layout=Layout.TRANSPOSED)
 NO_VIEWS = "views not claimed: "
 ALWAYS = EVERYWHERE | {Feature.PROJECTIONS}
 BY_PARAMETER = {"b_q": Feature.BIAS, "w_o": Feature.OUTPUT_PROJECTION, "b_o": Feature.OUTPUT_BIAS}
 """What a parameter claims that the module has."""
-
-
-def module_run(
-    make: Constructor,
-    call: Callable[[nn.Module, Tensors, Problem], Any],
-    *,
-    extras: Mapping[int, str] | None = None,
-    evaluating: bool = False,
-    context: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> TorchModule:
-    """A `run` for a module class.
-
-    Args:
-        make: how it is built.
-        call: how it is called, a `ModuleCall`.
-        extras: what its answer has after the output: position -> name in `Result`. Other parts are ignored.
-        evaluating: whether it is put into evaluation mode.
-        context: entered around each forward call.
-    """
-    build, named = partial(_build, make, evaluating), extras or {}
-    chosen = Chosen(call, tuple(named))
-    run = torch_module(build, chosen, make.find_places, extras=tuple(named.values()), context=context)
-    return replace(run, of_length=make.window is Size.WINDOW)
-
-
-def _build(make: Constructor, evaluating: bool, problem: Problem) -> nn.Module:
-    given = problem.num_kv_heads != problem.num_heads and not make.kv_heads
-    groups = {"num_kv_heads": problem.num_kv_heads} if given else {}
-    make = replace(make, tokens=problem.query.shape[-2]) if make.window is Size.WINDOW else make
-    return in_mode(build_mha(make, **groups)(problem), not evaluating)
 
 
 @dataclass(frozen=True)
@@ -172,7 +140,9 @@ class ModulePlan:
         note = f"always {', '.join(self.norms.always(NO_PREMISES).settings())}, by {' and '.join(self.norms.paths)}"
         return replace(self, make=make, check=check), [*notes, note]
 
-    def run(self, call: ModuleCall | None = None, make: Constructor | None = None, **keywords: Any) -> TorchModule:
+    def run(
+        self, call: ModuleCall | InPieces | None = None, make: Constructor | None = None, **keywords: Any
+    ) -> TorchModule:
         """A `run`, by default in its own mode; another call or constructor than its own has no extras by default."""
         own = {extra.position: extra.name for extra in self.extras} if call is None and make is None else {}
         return module_run(
@@ -207,6 +177,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         ),
         device,
     ).in_first_dtype()
+    make = with_narrow_window(make, lambda each: replace(check, adapt=partial(module_run, each)))
+    check = replace(check, adapt=partial(module_run, make))
     first, second = check.run(PLAIN), check.run(PLAIN)
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
     evaluating = not second.error and not equal_outputs(first, second)
@@ -307,7 +279,7 @@ def module_candidate(
     modes, raising = _modes(plan, published, replace(check, claims=claims))
     given = plan.call.of_context.values()
     judged = replace(check, claims=claims)
-    findings = mask_findings(kind, plan.call.options, judged, given)
+    findings = mask_findings(kind, plan.call.options, judged, given) | unused_caches(kind, alternatives)
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
     before = [*always, *left_out(plan.make, plan.call), *plan.call.options.notes, *mode]
     about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *twice, *raising])
@@ -334,7 +306,7 @@ def _modes(plan: ModulePlan, published: bool, check: ClaimCheck) -> tuple[Modes,
         return {}, []
     call = Chosen(plan.call, tuple(extra.position for extra in plan.extras))
     names = tuple(extra.name for extra in plan.extras)
-    build = partial(_build, plan.make, plan.evaluating)
+    build = partial(built_for, plan.make, plan.evaluating)
     modes = partial(module_modes, build, call, plan.make.find_places, extras=names)
     return promised_modes(modes, check) if published else own_modes(modes, check)
 
@@ -369,14 +341,19 @@ def _has_modes(plan: ModulePlan) -> bool:
 def _alternatives(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     """Other ways to build and call it that should give the same answer."""
     yield from _called_otherwise(plan)
+    if plan.check.claims.premises.causal and _has_modes(plan):
+        yield from ((way, plan.run(call, extras={})) for way, call in calls_in_pieces(plan.make.kind, plan.call))
     if not plan.evaluating and _has_modes(plan):
         yield "in evaluation mode", plan.run(evaluating=True, extras={})
         yield "in inference mode", plan.run(extras={}, context=torch.inference_mode)
     if "batch_first" in plan.make.options:
         make = replace(plan.make, options={**plan.make.options, "batch_first": plan.call.length_first})
         yield "in the other layout", plan.run(replace(plan.call, length_first=not plan.call.length_first), make)
-    if plan.make.rates and _has_modes(plan):
-        make = replace(plan.make, options={**plan.make.options, **dict.fromkeys(plan.make.rates, 0.5)})
+    with torch.random.fork_rng(devices=[]):
+        drops = bool(plan.make.rates) or with_dropout(built(plan.make))
+    if drops and _has_modes(plan):
+        rates = dict.fromkeys(plan.make.rates, RATE)
+        make = replace(plan.make, options={**plan.make.options, **rates}, dropping=True)
         yield "in evaluation mode, built with dropout", plan.run(make=make, evaluating=True)
 
 

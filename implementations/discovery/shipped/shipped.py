@@ -60,6 +60,7 @@ class Interface:
     Attributes:
         name: of the function that documents it.
         named: the parameters by which it is recognized.
+        fewer: those that are enough where the function has this very name.
         call: see `Call`.
         options: its own names for the suite's options; those without a parameter of that name are not claimed.
         settings: the conventions that it documents, by key.
@@ -90,6 +91,15 @@ class Interface:
     seen_fit: Callable[[Shipped], tuple[Fit, str]] | None = None
     ways: Mapping[str, tuple[frozenset[str], Call]] = field(default_factory=dict)
     start: Callable[[Shipped], Callable[[Any], Any]] | None = None
+    fewer: frozenset[str] = frozenset()
+
+    def recognizes(self, function: Callable[..., Any], names: Set[str]) -> bool:
+        """Whether a function with these parameters is of it."""
+        if self.exact:
+            return self.named == names
+        if self.fewer and self.fewer <= names:
+            return self.named <= names or safe_call(lambda: function.__name__).value == self.name
+        return self.named <= names
 
     def own(self, names: Set[str]) -> dict[str, str]:
         """The names of a function with these parameters for the suite's options."""
@@ -162,8 +172,7 @@ def as_shipped(function: Callable[..., Any], interfaces: Iterable[Interface]) ->
     parameters = safe_call(lambda: inspect.signature(function).parameters).value
     names = frozenset(parameters or ())
     for interface in interfaces:
-        named = interface.named == names if interface.exact else interface.named <= names
-        if named and (interface.suits is None or interface.suits(function)):
+        if interface.recognizes(function, names) and (interface.suits is None or interface.suits(function)):
             if interface.either_order and _heads_first(function):
                 return None
             return ShippedCall(interface, Shipped(function, names, interface.own(names)))

@@ -243,6 +243,7 @@ FLASH = (
         SETTINGS,
         offers=OFFERS,
         either_order=True,
+        fewer=frozenset({"q", "k", "v", "causal"}),
     ),
 )
 """Those with more parameters first."""

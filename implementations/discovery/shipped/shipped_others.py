@@ -111,11 +111,11 @@ def _with_full_mask(shipped: Shipped, options: dict[str, Any], query: Any, key: 
 def jax_nn(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
     """(B, L, H, d) each; masks of four axes, padding is one; a window without a limit is one that is wide enough.
 
-    Lengths are int32.
+    Lengths are int32. Ports take tensors.
     """
     given = dict(options)
     for name in {"valid_lens", "query_lens"} & given.keys():
-        given[name] = given[name].astype("int32")
+        given[name] = given[name].astype("int32") if hasattr(given[name], "astype") else given[name].int()
     if (padding := given.pop("key_padding_mask", None)) is not None:
         given["attn_mask"] = padding[:, None, None, :] & given.get("attn_mask", True)
     if "window_size" in given:

@@ -24,6 +24,11 @@ class Tier:
     long: bool
     seed: int = 0
 
+    @property
+    def searches(self) -> bool:
+        """Whether it takes its time: cases that repeat in other sizes what the quick tier has once are checked too."""
+        return self.examples > 0
+
     def drawn(self, case: Case) -> Case:
         """The case with the numbers of this seed."""
         return replace(case, seed=case.seed + STRIDE * self.seed) if self.seed else case

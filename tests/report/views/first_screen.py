@@ -6,7 +6,7 @@ from textwrap import wrap
 
 from attention_conformance.tests.report.counts import Conformance, Outcome, Row, counts
 from attention_conformance.tests.report.model import Run
-from attention_conformance.tests.report.verdict import Failure, FailureKind, Verdict
+from attention_conformance.tests.report.verdict import Failure, FailureKind, Status, Verdict
 from attention_conformance.tests.report.wording import dtypes_of, isolation, one_line
 
 WIDTH, MOST_LINES = 80, 30
@@ -22,8 +22,8 @@ LISTED = {
 }
 """Outcomes that are listed a clause a line, in this order, as far as there is room."""
 
-STATED = ("built with ", "judged without ", "loaded without ")
-"""How notes begin that state what was seen and not judged."""
+STATED = ("built with ", "judged without ", "loaded without ", "a row without keys gets ")
+"""How notes begin that state what was seen, and taken as it is."""
 MOST_OF_NOTE = 3
 """Lines of one of them."""
 
@@ -54,8 +54,11 @@ def _verdict(row: Row, run: Run) -> Iterator[str]:
 
 
 def _cause(row: Row, run: Run) -> str:
-    diagnosis = run.diagnoses.get(row.subject.name, "")
-    return f"  diagnosis: {diagnosis}" if diagnosis else ""
+    """The diagnosis, or why the candidate was not checked to the end."""
+    if diagnosis := run.diagnoses.get(row.subject.name, ""):
+        return f"  diagnosis: {diagnosis}"
+    lost = next((v.reason for v in row.verdicts if v.status is Status.NOT_FINISHED), "")
+    return f"  cause: {lost}" if lost else ""
 
 
 def _paragraph(text: str, most: int) -> list[str]:

@@ -166,6 +166,17 @@ def test_the_same_names_with_heads_first() -> None:
     assert not failing(made, ("scores.*", "causal.square", "causal.alignment"), "float64")
 
 
+@pytest.mark.parametrize("name", ["flash_attn_func", "attend"])
+def test_a_function_of_that_very_name_needs_fewer_parameters(name: str) -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
+        output: torch.Tensor = functions()["flash_attn_func"](q, k, v, 0.0, None, causal)
+        return output
+
+    attend.__name__ = name
+    named = wrapped(name, attend, {}, "cpu").claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
+    assert named is (name == "flash_attn_func")
+
+
 @pytest.mark.parametrize("name", ["sm_scale", "scaling", "softmax_scale"])
 def test_a_scale_that_has_to_be_given(name: str) -> None:
     space: dict[str, Callable[..., torch.Tensor]] = {}
@@ -203,3 +214,34 @@ def test_flex_attention_as_it_is() -> None:
     promised = MASKS - {Feature.MASK_GRADIENT} | OF_SCORES | {Feature.SEGMENTS, Feature.ALIBI, Feature.GROUPED}
     assert promised <= made.claims.features
     assert not failing(made, ("causal.square", "window.extent", "softcap.formula"), "float64")
+
+
+def dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: torch.Tensor | None = None,
+    key_value_seq_lengths: torch.Tensor | None = None,
+    local_window_size: tuple[int, int] | None = None,
+) -> torch.Tensor:
+    """A port of that of jax.nn, with tensors and with lengths of keys alone."""
+    assert (bias, query_seq_lengths, local_window_size) == (None, None, None)
+    q, k, v = (x.swapaxes(1, 2) for x in (query, key, value))
+    seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool) if mask is None else mask
+    if is_causal:
+        seen = seen & torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    if key_value_seq_lengths is not None:
+        seen = seen & (torch.arange(k.shape[-2]) < key_value_seq_lengths.view(-1, 1, 1, 1))
+    output = torch.nn.functional.scaled_dot_product_attention(q, k, v, seen, scale=scale, enable_gqa=True)
+    return output.swapaxes(1, 2)
+
+
+def test_a_port_with_tensors_gets_its_lengths_as_tensors() -> None:
+    made = wrapped("dot_product_attention", dot_product_attention, {}, "cpu")
+    assert Feature.VALID_LENS in made.claims.features
+    assert not failing(made, ("masks.valid-lens",), "float32")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.run.screen.first_failure import TELLING
-from attention_conformance.tests.report.verdict import FailureKind, Verdict
+from attention_conformance.tests.report.verdict import FailureKind, Status, Verdict
 from attention_conformance.tests.report.views import badge, html, markdown, terminal
 from attention_conformance.tests.report.views.first_screen import WIDTH, cause, lines
 from attention_conformance.tests.selftest.report.run_builders import HOSTILE, failed, passed, run, subject
@@ -43,6 +43,12 @@ def test_one_exception_is_one_finding() -> None:
         "FAIL  values.weighted-sum [float64]: raised TypeError: never",
         "FAIL  masks.bool and 2 more [float64]: raised TypeError: no",
     ]
+
+
+def test_why_it_was_not_checked_to_the_end_is_the_cause() -> None:
+    lost = replace(passed("mine", "causal.square"), status=Status.NOT_FINISHED, checks=0, worst=None, reason="it died")
+    shown = list(lines(run(lost)))
+    assert shown[1] == "  cause: it died"
 
 
 def test_what_is_not_judged_stands_in_the_verdict() -> None:

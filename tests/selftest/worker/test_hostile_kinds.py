@@ -175,6 +175,16 @@ def test_a_signature_that_is_none_is_read_from_the_code() -> None:
     assert found["scale"].default == 1.0
 
 
+def test_an_object_that_raises_as_it_is_read_has_the_signature_of_its_call() -> None:
+    class Closed:
+        def __call__(self, query: Any, key: Any, value: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> None:
+            raise RuntimeError(name)
+
+    assert list(signature_of(Closed()).parameters) == ["query", "key", "value"]
+
+
 def test_what_exits_as_it_is_looked_at_cannot_be_used(python: str, tmp_path: Path) -> None:
     exiting = "class Exits(Odd):\n    __signature__ = property(lambda self: sys.exit(0))\ninstead = Exits()"
     with pytest.raises(TargetError, match="it raised SystemExit when it was first called"):

@@ -1,15 +1,20 @@
 """A call is interrupted between its lines by whole calls in another thread."""
 
 import sys
-from threading import Lock
+from threading import Event, Lock, Thread
 from types import ModuleType
 
 import numpy as np
 import pytest
 
-from attention_conformance.implementations.api.contract import Result
-from attention_conformance.implementations.worker import interruption
+from attention_conformance.implementations.api.contract import Claims, Implementation, Result
+from attention_conformance.implementations.worker import interruption, observer
 from attention_conformance.implementations.worker.interruption import interrupted
+from attention_conformance.implementations.worker.observer import LocalObserver
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Problem
 
 SHARED: dict[str, float] = {}
 LOCK = Lock()
@@ -56,6 +61,29 @@ def test_exceptions_are_those_of_the_call() -> None:
         interrupted(lambda: local(1.0), lambda: failing(2.0))
     with pytest.raises(ValueError, match=r"^1\.0$"):
         interrupted(lambda: failing(1.0), lambda: local(2.0))
+
+
+def test_a_thread_that_goes_on_writes_into_what_was_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer, "GOING_ON", 60.0)
+    returned: list[Result] = []
+    later = Event()
+
+    def emptied(result: Result) -> None:
+        later.wait()
+        result.output[...] = 0.0
+
+    def run(problem: Problem, device: str) -> Result:
+        result = Result(np.ones(2))
+        if returned:
+            later.set()
+        else:
+            Thread(target=emptied, args=(result,)).start()
+        returned.append(result)
+        return result
+
+    problem = build(Case(), "float64")
+    own = LocalObserver(Implementation("returns too early", Claims(Scope.OP, frozenset({Feature.CORE})), run))
+    assert own.overwritten(problem, [problem], "cpu") == (True, ())
 
 
 class Executor:

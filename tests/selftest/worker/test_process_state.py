@@ -14,7 +14,7 @@ from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import FailureKind, Status, Verdict
 
 TEXT = """
-import locale, os, signal, sys, warnings
+import gc, locale, os, signal, sys, warnings
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -33,6 +33,9 @@ CHANGES = {
     "signal handlers": "signal.signal(signal.SIGUSR1, signal.SIG_IGN)",
     "warning filters": "warnings.simplefilter('error')",
     "recursion limit": "sys.setrecursionlimit(5000)",
+    "garbage collection": "gc.set_threshold(50)",
+    "hooks of traces and profiles": "sys.setprofile(lambda *given: None)",
+    "standard streams": "sys.stdout = None",
     "error handling of numpy": "np.seterr(all='raise')",
     "default dtype": "torch.set_default_dtype(torch.float64)",
 }

@@ -21,6 +21,8 @@ from attention_conformance.tests.harness.explain.diagnosis.conditions import Con
 from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, answered
 from attention_conformance.tests.harness.explain.diagnosis.pattern import NUMBERS, options
 from attention_conformance.tests.harness.explain.diagnosis.scoring import Score, scored
+from attention_conformance.tests.harness.judge.comparison import part_of
+from attention_conformance.tests.harness.judge.judge import RETURNED_AS
 
 FIRST = 3
 """Failing cases with which every hypothesis is tried."""
@@ -78,7 +80,7 @@ def explanation(
         several: whether two mistakes are looked for, which takes longest, and one that explains most.
     """
     given = [frozenset(required(each.case)) for each in failing]
-    listed = [hypothesis for hypothesis in listed if _shows(hypothesis, given)]
+    listed = [hypothesis for hypothesis in listed if _shows(hypothesis, given) and _returned(hypothesis, failing)]
     scores = _scores(listed, failing, passing, clauses, claimed)
     search = _Search(scores, listed, failing, passing, claimed)
     searches = (search, *search.of_answers())
@@ -234,9 +236,9 @@ class _Search:
 
 
 def _all_alike(failing: Sequence[Observation]) -> bool:
-    """Whether all exceptions are the same one, and fewer than half of what fails."""
+    """Whether all exceptions are the same one, and enough of what fails is answered."""
     raised = [each.raised for each in failing if each.got is None]
-    return len({*raised}) == 1 and 2 * len(raised) < len(failing)
+    return len({*raised}) == 1 and len(failing) - len(raised) >= CASES
 
 
 def _only_sometimes(hypothesis: Hypothesis) -> Hypothesis:
@@ -288,6 +290,14 @@ def _shows(hypothesis: Hypothesis, given: Sequence[Set[Feature]]) -> bool:
         return True
     about = load()[hypothesis.defect.clauses[0]].features & VISIBLE
     return any(about - MASKS <= each and bool(about & MASKS) <= bool(each & MASKS) for each in given)
+
+
+def _returned(hypothesis: Hypothesis, failing: Sequence[Observation]) -> bool:
+    """Whether what a mistake is about was returned at all: one of a log-sum-exp is none of an output."""
+    about = load()[hypothesis.defect.clauses[0]].features if hypothesis.defect is not None else frozenset()
+    parts = [part for part, feature in RETURNED_AS.items() if feature in about]
+    results = [each.got for each in failing if each.got is not None]
+    return not parts or any(part_of(result, part) is not None for result in results for part in parts)
 
 
 MASKS = frozenset({Feature.BOOL_MASK, Feature.FLOAT_MASK})

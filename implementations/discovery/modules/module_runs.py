@@ -1,0 +1,50 @@
+"""Runs of a module class: how it is built for a problem, called, and what is taken of its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from attention_conformance.implementations.adapters.mha_interface import build_mha
+from attention_conformance.implementations.adapters.tensors import Tensors
+from attention_conformance.implementations.adapters.torch_module import TorchModule, in_mode, torch_module
+from attention_conformance.implementations.discovery.extras import Chosen
+from attention_conformance.implementations.discovery.modules.constructor_names import Size
+from attention_conformance.implementations.discovery.modules.constructors import Constructor
+from attention_conformance.spec.problem import Problem
+
+
+def module_run(
+    make: Constructor,
+    call: Callable[[nn.Module, Tensors, Problem], Any],
+    *,
+    extras: Mapping[int, str] | None = None,
+    evaluating: bool = False,
+    context: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> TorchModule:
+    """A `run` for a module class.
+
+    Args:
+        make: how it is built.
+        call: how it is called, a `ModuleCall`.
+        extras: what its answer has after the output: position -> name in `Result`. Other parts are ignored.
+        evaluating: whether it is put into evaluation mode.
+        context: entered around each forward call.
+    """
+    build, named = partial(built_for, make, evaluating), extras or {}
+    chosen = Chosen(call, tuple(named))
+    run = torch_module(build, chosen, make.find_places, extras=tuple(named.values()), context=context)
+    return replace(run, of_length=make.window is Size.WINDOW)
+
+
+def built_for(make: Constructor, evaluating: bool, problem: Problem) -> nn.Module:
+    """A module of the sizes of a problem, in its mode."""
+    given = problem.num_kv_heads != problem.num_heads and not make.kv_heads
+    groups = {"num_kv_heads": problem.num_kv_heads} if given else {}
+    make = replace(make, tokens=problem.query.shape[-2]) if make.window is Size.WINDOW else make
+    return in_mode(build_mha(make, **groups)(problem), not evaluating)

@@ -1,0 +1,92 @@
+"""Caches that a module's forward takes and returns: a sequence in pieces has to give what it gives as a whole."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from attention_conformance.implementations.adapters.tensors import Tensors
+from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.neutrals import IDS, POSITION_WORDS, TABLE_WORDS, words_of
+from attention_conformance.spec.problem import Problem
+
+IN_PIECES = "in pieces through "
+PAST = {"past", "cache"}
+"""Words in the names of what a call is given of those before it."""
+OF_PLACES = POSITION_WORDS | TABLE_WORDS | IDS | {"len", "length"}
+"""Words in the names of what states where a piece begins, which has to be given with it."""
+LEAST = 3
+"""Tokens: a first piece, one of several tokens where there are so many, and the last token."""
+INPUTS = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class InPieces:
+    """A call whose tokens come in pieces, each with the cache that the one before it returned.
+
+    Attributes:
+        call: of all tokens at once: where there are masks or few tokens, it is made.
+        past: the parameter that takes the cache.
+        wanted: what makes it return one.
+    """
+
+    call: ModuleCall
+    past: str
+    wanted: Mapping[str, object] = field(default_factory=dict)
+
+    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
+        tokens = given["query"].shape[1]
+        if tokens < LEAST or any(getattr(problem, name) is not None for name in ("attn_mask", "key_padding_mask")):
+            return self.call(module, given, problem)
+        cuts, outputs, past = (0, (tokens + 1) // 2, tokens - 1, tokens), [], None
+        for start, stop in pairwise(cuts):
+            if start == stop:
+                continue
+            piece = given["query"][:, start:stop]
+            held: dict[str, object] = {} if past is None else {self.past: past}
+            call = replace(self.call, always={**self.call.always, **self.wanted, **held})
+            output, *others = call(module, {**given, **dict.fromkeys(INPUTS, piece)}, problem)
+            past = next((part for part in others if _holds(part, stop)), None)
+            if past is None:
+                raise ValueError(f"it returns no cache of {stop} tokens")
+            outputs.append(output)
+        return torch.cat(outputs, 1)
+
+
+def _holds(part: Any, tokens: int) -> bool:
+    """Whether a part of an answer is keys and values of so many tokens."""
+    held = [part] if isinstance(part, torch.Tensor) and len(part) == 2 else part
+    if not isinstance(held, tuple | list) or not held:
+        return False
+    return all(isinstance(each, torch.Tensor) and each.ndim > 2 and tokens in each.shape[1:] for each in held)
+
+
+def calls_in_pieces(kind: object, call: ModuleCall) -> Iterator[tuple[str, InPieces]]:
+    """Calls in pieces, by a name for messages; none where no parameter takes a cache, or more is needed with it."""
+    plain = call.inputs == 1 and not (call.tables or call.tap or call.spatial or call.each_sample or call.listed)
+    if not plain or any(words_of(each.name) & OF_PLACES for each in _parameters(kind)):
+        return
+    wanted = {each.name: True for each in _parameters(kind) if each.default is False and words_of(each.name) & PAST}
+    yield from ((f"{IN_PIECES}{name}", InPieces(call, name, wanted)) for name in _pasts(kind))
+
+
+def unused_caches(kind: object, ways: Collection[str]) -> dict[str, str]:
+    """Why it is judged without a cache, by the parameter that takes it."""
+    return {name: "a cache in a form of its own" for name in _pasts(kind) if f"{IN_PIECES}{name}" not in ways}
+
+
+def _pasts(kind: object) -> list[str]:
+    return [each.name for each in _parameters(kind) if each.default is None and words_of(each.name) & PAST]
+
+
+def _parameters(kind: object) -> list[inspect.Parameter]:
+    """Those of its forward, where it is a module of torch."""
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        return []
+    return list(inspect.signature(kind.forward).parameters.values())[1:]

@@ -1,0 +1,74 @@
+"""Ways that the parameters of a module state, and that plain calls do not go: caches, windows, evaluation mode."""
+
+import pytest
+
+from attention_conformance.spec.premises import Premises
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.discovery.making import Make
+
+CACHED = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.q, self.kv, self.out = heads, nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
+    def forward(self, x, past_kv=None, use_cache=False):
+        q, k, v = (split(each, self.h) for each in (self.q(x), *self.kv(x).chunk(2, -1)))
+        if past_kv is not None:
+            k, v = torch.cat([past_kv[0], k], 2), torch.cat([past_kv[1], v], 2)
+        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu({first})
+        s = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf)
+        return self.out((s.softmax(-1) @ v).transpose(1, 2).flatten(2)), {cache}
+"""
+OWN_CACHE = "(k, v) if use_cache else None"
+WINDOW = """
+class f(nn.Module):
+    def __init__(self, dim, heads, window):
+        super().__init__()
+        self.h, self.w, self.q, self.kv = heads, window, nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.out = nn.Linear(dim, dim)
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in (self.q(x), *self.kv(x).chunk(2, -1)))
+        s, one = q @ k.mT / q.shape[-1] ** 0.5, torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+        s = s.masked_fill(one.triu(1) | one.tril(-self.w), -torch.inf)
+        return self.out((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+DROPPING = """
+class f(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.h, self.q = config.num_heads, nn.Linear(config.hidden_size, config.hidden_size)
+        self.kv, self.dropout_prob = nn.Linear(config.hidden_size, 2 * config.hidden_size), config.dropout
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in (self.q(x), *self.kv(x).chunk(2, -1)))
+        p = F.dropout((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1), self.dropout_prob, {training})
+        return ((p @ v).transpose(1, 2).flatten(2),)
+"""
+
+
+def fails(make: Make, text: str) -> bool:
+    (found,) = run(make(text), ("relations.alternatives",), ("float32",))
+    assert found.status in (Status.FAIL, Status.PASS)
+    return found.status is Status.FAIL
+
+
+@pytest.mark.parametrize(("first", "wrong"), [("k.shape[2] - q.shape[2] + 1", False), ("1", True)])
+def test_a_cache_gives_in_pieces_what_it_gives_as_a_whole(make: Make, first: str, wrong: bool) -> None:
+    text = CACHED.format(first=first, cache=OWN_CACHE)
+    assert "in pieces through past_kv" in make(text).alternatives
+    assert fails(make, text) is wrong
+
+
+def test_a_cache_in_a_form_of_its_own_is_stated(make: Make) -> None:
+    assert "past_kv" in make(CACHED.format(first="1", cache="None")).findings
+
+
+@pytest.mark.parametrize(("before", "left"), [("pass", 19), ("assert x.shape[1] <= self.w", None)])
+def test_a_window_is_narrow_enough_to_be_seen(make: Make, before: str, left: int | None) -> None:
+    made = make(WINDOW.replace("        s, one", f"        {before}\n        s, one"))
+    assert made.claims.premises == Premises(causal=True, window_left=left)
+
+
+@pytest.mark.parametrize(("training", "wrong"), [("self.training", False), ("True", True)])
+def test_dropout_is_off_in_evaluation_mode_however_its_rate_is_held(make: Make, training: str, wrong: bool) -> None:
+    assert fails(make, DROPPING.format(training=training)) is wrong
