@@ -142,7 +142,8 @@ def _inside(wrapper: object) -> object:
     if isinstance(wrapper, partial):
         return wrapper.func
     frozen = is_dataclass(wrapper) and not isinstance(wrapper, type) and cast(Any, wrapper).__dataclass_params__.frozen
-    return getattr(wrapper, "function", None) if frozen else None
+    # What calls a function of a shipped interface holds it with the names of its parameters.
+    return getattr(wrapper, "function", None) or getattr(wrapper, "shipped", None) if frozen else None
 
 
 def _keeps_nothing(value: object, seen: set[int]) -> bool:

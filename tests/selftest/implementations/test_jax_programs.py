@@ -8,6 +8,8 @@ import pytest
 
 from attention_conformance.implementations.adapters import jax_programs
 from attention_conformance.implementations.adapters.jax_programs import Compiled, can_be_traced, evaluated, plainly
+from attention_conformance.implementations.discovery.shipped.shipped import as_shipped
+from attention_conformance.implementations.discovery.shipped.shipped_others import interfaces
 
 jax = pytest.importorskip("jax")
 Function = Any
@@ -58,6 +60,21 @@ class Stateful:
 @pytest.mark.parametrize("function", [weighted, calling, deciding, Compiled(weighted), jax.nn.softmax])
 def test_what_keeps_nothing_may_be_traced(function: Function) -> None:
     assert can_be_traced(function)
+
+
+def test_what_is_called_by_a_shipped_interface_may_be_traced_like_the_function() -> None:
+    shipped = as_shipped(jax.nn.dot_product_attention, interfaces())
+    assert shipped is not None
+    assert can_be_traced(shipped)
+
+    def keeping(
+        query: Any, key: Any, value: Any, bias: Any, mask: Any, is_causal: Any, key_value_seq_lengths: Any
+    ) -> Any:
+        return keeping_masks(query, key, value)
+
+    shipped = as_shipped(keeping, interfaces())
+    assert shipped is not None
+    assert not can_be_traced(shipped)
 
 
 @pytest.mark.parametrize("function", [keeping_masks, with_a_cache, remembering, Stateful()])
