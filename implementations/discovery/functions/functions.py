@@ -31,6 +31,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     no_gradients,
     one_set_of_ids,
     option_claims,
+    output_of,
     parts,
     with_returned_weights,
 )
@@ -82,6 +83,7 @@ from attention_conformance.implementations.discovery.targets.loading import Targ
 from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION, MASK_NAMES
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.inputs import build
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import DTYPES
@@ -299,14 +301,36 @@ def _options(signature: inspect.Signature) -> Options:
 def _suited_in_size(
     function: RenamedCall, claims: Claims, device: str
 ) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:
-    """See `_suited`; at the first sizes at which it answers."""
+    """See `_suited`; at the first sizes at which it answers, or with the first mask in place of none."""
     try:
         return _suited(function, claims, device)
     except TargetError:
         for sized in claims_to_try(claims):
             with suppress(TargetError):
                 return _suited(function, sized, device)
+        own = function.options.spelled.get("bool_mask")
+        for filling in (True, False, 0.0) if own in function.options.always else ():
+            with suppress(TargetError):
+                found = _suited(replace(function, unmasked=filling), claims, device)
+                if _reads_keys(found[0]):
+                    return found
         raise
+
+
+def _reads_keys(check: ClaimCheck) -> bool:
+    """Whether its plain answer depends on all keys: it has been given a mask that hides none."""
+    fitted = fit(PLAIN, check.claims)
+    if isinstance(fitted, Unsupported):
+        return False
+    problem = build(fitted, check.dtype).forward_only()
+    first, last = (problem.key.copy() for _ in range(2))
+    first[..., 0, :] *= -1
+    last[..., -1, :] *= -1
+    outcomes = [check.answer(each) for each in (problem, *(problem.but(key=key) for key in (first, last)))]
+    if any(each.error for each in outcomes):
+        return False
+    plain, *changed = map(output_of, outcomes)
+    return bool(np.isfinite(plain).all()) and all((plain != other).any(-1).all() for other in changed)
 
 
 def _suited(function: RenamedCall, claims: Claims, device: str) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:

@@ -270,7 +270,7 @@ def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, li
     """
     published = set(PUBLISHED) & set(call.options.named.spelled.values())
     promised = published - {"attn_mask"} and call.options.spelled.get("float_mask") not in MASK_NAMES
-    if promised or not {"bool_mask", "float_mask"} <= set(call.options.spelled):
+    if promised or not {"bool_mask", "float_mask"} <= set(call.options.spelled) or not MASKS & check.claims.features:
         return check, []
     if not published and (error := check.run(shaped(MASKED, call.form)).error):
         return check.without(MASKS), [f"masks not claimed: {error}"]
