@@ -61,6 +61,7 @@ WRONG = (
     ("flash_attn_with_kvcache", "window", "window.extent"),
     ("flash_attn_with_kvcache", "cache", "paged.lengths"),
     ("flash_attn_with_kvcache", "new", "relations.alternatives"),
+    ("flash_attn_with_kvcache", "row", "relations.alternatives"),
     ("flash_attn_with_kvcache", "pad", "relations.alternatives"),
     ("flash_attn_with_kvcache", "table-start", "rotary-tables.scores"),
     ("single_prefill_with_kv_cache", "mask", "masks.bool"),
