@@ -16,7 +16,7 @@ from attention_conformance.implementations.adapters.jax_programs import Compiled
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported, any_case
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
-from attention_conformance.implementations.discovery.always import with_premises
+from attention_conformance.implementations.discovery.always import corner_as_seen, with_premises
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     EVERYWHERE,
@@ -98,6 +98,8 @@ torch = optional("torch")
 ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
 """The error of a function that does not work on NumPy arrays; its error for tensors is more useful."""
 
+PUBLISHED_FLAG = "is_causal"
+"""The flag of torch and JAX, whose triangle starts top left; other names promise no corner."""
 ALWAYS = EVERYWHERE | {Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}
 """What every function of query, key and value is assumed to offer, unless a call shows that it does not."""
 
@@ -194,6 +196,9 @@ def _usual_candidate(
     check, ignored = without_ignored(check, options)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *lengths, *ignored]
+    if not interface and options.spelled.get("is_causal") != PUBLISHED_FLAG and "causal-alignment" not in settings:
+        check, corner = corner_as_seen(check)
+        ignored = [*ignored, *corner]
     given = any("row" in key for key in (*settings, *documented))
     if not given and not interface and options.spelled.get("bool_mask") in MASK_NAMES:
         kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, ADDED), (Feature.KEY_PADDING, EMPTY))

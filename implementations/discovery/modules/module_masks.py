@@ -321,12 +321,15 @@ EMPTIED = {
     "padded-queries": (PLAIN.extended(query_lens=True), -1),
 }
 """A case with a row without keys for each convention on them, and the number of that row."""
+AT_THE_END = {"empty-row-causal": (replace(PLAIN, causal=True).sized(query_length=9, key_length=6), 0)}
+"""The same where the last query stands at the last key."""
 
 
 def empty_rows_of_each_kind(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     """The check with the claims of what rows without keys get, each kind for itself, where it is no row of zeros."""
     answers: dict[str, EmptyRow] = {}
-    for key, (case, row) in EMPTIED.items():
+    at_the_end = Feature.CAUSAL in check.claims and check.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
+    for key, (case, row) in (EMPTIED | (AT_THE_END if at_the_end else {})).items():
         fitted = fit(case, check.claims)
         answer = None if isinstance(fitted, Unsupported) else _empty_row(check, fitted, row)
         if answer is not None:
