@@ -57,7 +57,8 @@ def evaluated(function: Callable[[Tree], Tree], arrays: Tree) -> Tree:
     if _PLAINLY.get():
         return function(arrays)
     try:
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(arrays)
+        with plainly():  # what it calls becomes a part of this program, and has none of its own
+            closed, shapes = jax.make_jaxpr(function, return_shape=True)(arrays)
     except Exception:
         return function(arrays)
     leaves = _program(Traced(str(closed.jaxpr), closed.jaxpr))(closed.consts, *jax.tree.leaves(arrays))

@@ -162,6 +162,12 @@ def built(build: Callable[[Problem], nn.Module], problem: Problem, device: str) 
         return build(problem).to(device, TORCH_DTYPES[problem.dtype])
 
 
+def in_mode(module: nn.Module, training: bool) -> nn.Module:
+    """The module in this mode; a `train` of its own may return nothing."""
+    module.train(training)
+    return module
+
+
 @contextmanager
 def _in_its_mode(module: nn.Module, problem: Problem) -> Iterator[None]:
     """Training or evaluation where it matters to the problem, and put back; otherwise the mode it was built in."""

@@ -65,7 +65,8 @@ def in_evaluation(module: Called, *inputs: Tensor, **options: Any) -> Any:
     assert isinstance(module, nn.Module)
     mode = module.training
     try:
-        return in_no_grad(module.eval(), *inputs, **options)
+        module.eval()
+        return in_no_grad(module, *inputs, **options)
     finally:
         module.train(mode)
 

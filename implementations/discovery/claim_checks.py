@@ -18,7 +18,7 @@ from attention_conformance.implementations.discovery.extras import Extra, find_e
 from attention_conformance.implementations.discovery.probe import COARSE, HALF, NO_ANSWER, Floats, Recorder, near
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.cases import Case, MaskKind, Sizes
-from attention_conformance.spec.conventions import ReturnedWeights
+from attention_conformance.spec.conventions import EmptyRow, ReturnedWeights
 from attention_conformance.spec.features import NOTHING, Feature, Packing, PositionIds, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.optional import optional
@@ -280,9 +280,10 @@ def _no_empty_sizes(check: ClaimCheck) -> str:
         return error
     output = safe_call(lambda: output_of(without_keys)).value
     options: Any = getattr(check.function, "options", None)
-    promised = check.claims.scope is not Scope.OP or (
-        options and {"attn_mask", "is_causal"} & set(options.spelled.values())
-    )
+    named = options and {"attn_mask", "is_causal"} & set(options.spelled.values())
+    rows = check.claims.conventions  # where masks leave no key, too
+    alike = EmptyRow.NAN in (rows.empty_row_bool, rows.empty_row_float)
+    promised = not alike and (named or check.claims.scope is not Scope.OP)
     return "" if promised or output is None or not np.isnan(output).any() else "it answers NaN without keys"
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from attention_conformance.implementations.discovery.claim_checks import (
@@ -16,13 +17,14 @@ from attention_conformance.implementations.discovery.claim_checks import (
 )
 from attention_conformance.implementations.discovery.documented import documented_polarity
 from attention_conformance.implementations.discovery.modules.module_masks import (
+    FORMS,
     PADDED,
     hides_queries,
     shaped,
 )
 from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, OPTIONS
-from attention_conformance.spec.cases import Padding
+from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature, Scope
 
@@ -60,13 +62,15 @@ def _own(options: Options) -> str:
 def mask_findings(target: object, options: Options, check: ClaimCheck, given: Iterable[str] = ()) -> dict[str, str]:
     """What hides keys by its name and is not judged, or not as it is documented; `given` are under other names."""
     others = [name for name in options.other_masks if name not in {*given}]
-    found = dict.fromkeys(others, "the suite knows no mask of that name")
+    found = dict.fromkeys(others, "not judged: the suite knows no mask of that name")
     unclaimed = (name for name in _names(options) if not _features(options, name) & check.claims.features)
-    found |= {name: _why(name, options, check) for name in unclaimed if not _presumed(options, name, check)}
+    found |= {
+        name: f"not judged: {_why(name, options, check)}" for name in unclaimed if not _presumed(options, name, check)
+    }
     own, seen = _own(options), check.claims.conventions.bool_mask
     stated = documented_polarity(target, own) if own not in found and masks_as_seen(options, check) else None
     if stated not in (None, seen):
-        found[own] = f"by its documentation True in it {MEANINGS[stated]}, and True {MEANINGS[seen]}"
+        found[own] = f"judged as it behaves: True {MEANINGS[seen]}, and by its documentation {MEANINGS[stated]}"
     return found
 
 
@@ -90,14 +94,22 @@ def _why(name: str, options: Options, check: ClaimCheck) -> str:
     """What a mask does that the suite knows no claim for."""
     features = _features(options, name)
     claimed, call = check.claiming(features), check.function
-    form = getattr(call, "form", None)
-    case = next(case for feature, case in CASES.items() if feature in features)
-    error = claimed.run(shaped(case, form) if form else case).error
+    cases = [case for feature, case in CASES.items() if feature in features]
+    errors = list(_errors(claimed, cases))
     if Feature.KEY_PADDING in features and hides_queries(claimed):
         return "it hides tokens as queries, too"
-    if not error:
-        return "it acts like no mask that the suite knows"
-    return OF_OTHER_KEYS if _hides_others(call, options, check) else f"it raises {error}"
+    if all(errors[: len(cases)]) and _hides_others(call, options, check):
+        return OF_OTHER_KEYS
+    return f"it raises {errors[0]}" if all(errors) else "it acts like no mask that the suite knows"
+
+
+def _errors(check: ClaimCheck, cases: Sequence[Case]) -> Iterator[str]:
+    """What it raises for each case, in its own form of masks first, and then in the others."""
+    call: Any = check.function
+    forms = list(dict.fromkeys([call.form, *FORMS])) if hasattr(call, "form") else [None]
+    for form, case in product(forms, cases):
+        formed = check if form is None else replace(check, function=replace(call, form=form))
+        yield formed.run(case if form is None else shaped(case, form)).error
 
 
 def _hides_others(call: Any, options: Options, check: ClaimCheck) -> bool:

@@ -216,7 +216,7 @@ class Row:
     @property
     def condition(self) -> str:
         """What the verdict leaves out, and what it takes from behaviour alone; empty if there is neither."""
-        without = f", without {', '.join(map(repr, self.subject.findings))}" if self.subject.findings else ""
+        without = f", but for {', '.join(map(repr, self.subject.findings))}" if self.subject.findings else ""
         return one_line(f"{without}{''.join(f', {each}' for each in self.subject.as_seen)}")
 
     @property

@@ -81,12 +81,14 @@ class RenamedCall:
         options: its parameters that are no inputs.
         form: the shape in which it takes attention masks.
         numeric: whether its boolean masks are given as numbers, 1 for True.
+        unmasked: what fills the mask (Lq, Lk) that it has to be given where a problem has none; None: it takes None.
     """
 
     function: Callable[..., object]
     options: Options
     form: MaskForm = MaskForm.GIVEN
     numeric: bool = False
+    unmasked: bool | float | None = None
 
     def __call__(self, *inputs: Any, **options: Any) -> object:
         """The function's answer."""
@@ -100,6 +102,9 @@ class RenamedCall:
         if self.numeric:
             masks = {"bool_mask", "key_padding_mask"} & set(self.options.spelled)
             given |= {n: _as_numbers(given[n], inputs[0]) for n in map(self.options.spelled.get, masks) if n in given}
+        own = self.options.spelled.get("bool_mask")
+        if self.unmasked is not None and own is not None and given.get(own) is None:
+            given[own] = _filled(inputs[0], inputs[1], self.unmasked)
         return partial(self.function, *inputs, **given)
 
     def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
@@ -109,6 +114,15 @@ class RenamedCall:
     def with_defaults(self) -> RenamedCall:
         """The same with its defaults given in each call."""
         return replace(self, options=self.options.with_defaults())
+
+
+def _filled(query: Any, key: Any, value: bool | float) -> Any:
+    """A mask (Lq, Lk) of one value, a boolean or a number of the type of the query."""
+    shape = (query.shape[-2], key.shape[-2])
+    if hasattr(query, "new_full"):
+        made = query.new_full(shape, float(value))
+        return made.bool() if isinstance(value, bool) else made
+    return np.full(shape, value, bool if isinstance(value, bool) else query.dtype)
 
 
 def _as_numbers(mask: Any, like: Any) -> Any:

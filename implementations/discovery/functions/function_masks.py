@@ -25,6 +25,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.modules.module_masks import (
     ADDED,
+    BY_KEY,
     PADDED,
     SHAPES,
     fit_form,
@@ -62,13 +63,23 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
     claimed, call = check.claims.conventions.bool_mask, check.function
     assert isinstance(call, RenamedCall)
     polarities = sorted(Polarity, key=lambda each: each is not claimed)
+    rigid: ClaimCheck | None = None
     for polarity, form in product(polarities, FORMS):
         formed = _formed(check, kind, replace(call, form=form), polarity)
         if has_effect(formed, shaped(MASKED, form)):
-            return formed, []
+            if not formed.run(shaped(BY_KEY, form)).error:
+                return formed, []
+            rigid = rigid or formed  # it may be one that has to have fewer axes
         added = formed.without({Feature.BOOL_MASK})
-        if polarity is claimed and has_effect(added, shaped(ADDED, form)) and not _masks(formed, form):
+        if (
+            rigid is None
+            and polarity is claimed
+            and has_effect(added, shaped(ADDED, form))
+            and not _masks(formed, form)
+        ):
             return added, []
+    if rigid is not None:
+        return rigid, []
     own = call.options.spelled["bool_mask"]
     for polarity, form in product(polarities, FORMS):
         numeric = _formed(check, kind, replace(call, form=form, numeric=True), polarity).without(NUMBERS_ADDED)
@@ -108,6 +119,8 @@ def without_ignored(check: ClaimCheck, options: Options) -> tuple[ClaimCheck, li
     why |= {option: NO_EFFECT for option in swallowed if check.ignores(cases[option])}
     if _reads_booleans_only(check, options):
         why.setdefault("float_mask", f"zeros in its {options.spelled['float_mask']!r} mask keys, so that it is boolean")
+    elif _hides_by_numbers(check, options):
+        why.setdefault("float_mask", f"any number in its {options.spelled['float_mask']!r} but 0 hides a key")
     elif _numbers_mask(check, options):
         why.setdefault("float_mask", f"numbers in its {options.spelled['float_mask']!r} mask keys, and are not added")
     why = refused_masks(check) | why
@@ -123,6 +136,24 @@ def _reads_booleans_only(check: ClaimCheck, options: Options) -> bool:
         return False
     zeros = check.run(replace(BIASED, pattern=Pattern.ALL))
     return bool(zeros.error) or not near_outputs(zeros, plain, check.dtype)
+
+
+def _hides_by_numbers(check: ClaimCheck, options: Options) -> bool:
+    """Whether a number for one key in a mask of zeros hides that key, as the boolean mask does."""
+    fitted = fit(BIASED, check.claims)
+    kinds = {Feature.BOOL_MASK, Feature.FLOAT_MASK}
+    unknown = options.spelled.get("float_mask") not in MASK_NAMES or not kinds <= check.claims.features
+    if unknown or isinstance(fitted, Unsupported):
+        return False
+    problem = build(fitted, check.dtype).forward_only()
+    assert problem.attn_mask is not None
+    at = problem.attn_mask.shape[-1] // 2
+    number, hidden = np.zeros_like(problem.attn_mask), np.ones(problem.attn_mask.shape, bool)
+    number[..., at], hidden[..., at] = 0.5, False
+    one, other, without = (check.answer(problem.but(attn_mask=mask)) for mask in (number, hidden, None))
+    if one.error or other.error or without.error:
+        return False
+    return near_outputs(one, other, check.dtype) and not near_outputs(one, without, check.dtype)
 
 
 def _numbers_mask(check: ClaimCheck, options: Options) -> bool:

@@ -16,7 +16,7 @@ from attention_conformance.implementations.adapters.jax_programs import Compiled
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported, any_case
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
-from attention_conformance.implementations.discovery.always import with_premises
+from attention_conformance.implementations.discovery.always import corner_as_seen, with_premises
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     EVERYWHERE,
@@ -31,6 +31,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     no_gradients,
     one_set_of_ids,
     option_claims,
+    output_of,
     parts,
     with_returned_weights,
 )
@@ -82,6 +83,7 @@ from attention_conformance.implementations.discovery.targets.loading import Targ
 from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION, MASK_NAMES
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.inputs import build
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import DTYPES
@@ -96,6 +98,8 @@ torch = optional("torch")
 ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
 """The error of a function that does not work on NumPy arrays; its error for tensors is more useful."""
 
+PUBLISHED_FLAG = "is_causal"
+"""The flag of torch and JAX, whose triangle starts top left; other names promise no corner."""
 ALWAYS = EVERYWHERE | {Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}
 """What every function of query, key and value is assumed to offer, unless a call shows that it does not."""
 
@@ -192,6 +196,9 @@ def _usual_candidate(
     check, ignored = without_ignored(check, options)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *lengths, *ignored]
+    if not interface and options.spelled.get("is_causal") != PUBLISHED_FLAG and "causal-alignment" not in settings:
+        check, corner = corner_as_seen(check)
+        ignored = [*ignored, *corner]
     given = any("row" in key for key in (*settings, *documented))
     if not given and not interface and options.spelled.get("bool_mask") in MASK_NAMES:
         kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, ADDED), (Feature.KEY_PADDING, EMPTY))
@@ -294,14 +301,36 @@ def _options(signature: inspect.Signature) -> Options:
 def _suited_in_size(
     function: RenamedCall, claims: Claims, device: str
 ) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:
-    """See `_suited`; at the first sizes at which it answers."""
+    """See `_suited`; at the first sizes at which it answers, or with the first mask in place of none."""
     try:
         return _suited(function, claims, device)
     except TargetError:
         for sized in claims_to_try(claims):
             with suppress(TargetError):
                 return _suited(function, sized, device)
+        own = function.options.spelled.get("bool_mask")
+        for filling in (True, False, 0.0) if own in function.options.always else ():
+            with suppress(TargetError):
+                found = _suited(replace(function, unmasked=filling), claims, device)
+                if _reads_keys(found[0]):
+                    return found
         raise
+
+
+def _reads_keys(check: ClaimCheck) -> bool:
+    """Whether its plain answer depends on all keys: it has been given a mask that hides none."""
+    fitted = fit(PLAIN, check.claims)
+    if isinstance(fitted, Unsupported):
+        return False
+    problem = build(fitted, check.dtype).forward_only()
+    first, last = (problem.key.copy() for _ in range(2))
+    first[..., 0, :] *= -1
+    last[..., -1, :] *= -1
+    outcomes = [check.answer(each) for each in (problem, *(problem.but(key=key) for key in (first, last)))]
+    if any(each.error for each in outcomes):
+        return False
+    plain, *changed = map(output_of, outcomes)
+    return bool(np.isfinite(plain).all()) and all((plain != other).any(-1).all() for other in changed)
 
 
 def _suited(function: RenamedCall, claims: Claims, device: str) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:

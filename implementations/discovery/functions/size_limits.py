@@ -33,12 +33,14 @@ class SizeLimits:
         own: a fit that comes first.
         widths: the head widths that it takes, ascending; empty: all.
         fewer, more: whether there may be fewer, or more, queries than keys.
+        of_causal: whether that is a limit under a causal flag alone.
     """
 
     own: Fit
     widths: tuple[int, ...] = ()
     fewer: bool = True
     more: bool = True
+    of_causal: bool = False
 
     def __call__(self, case: Case) -> Case | Unsupported:
         """The nearest case of these sizes; no width is made smaller, no length larger."""
@@ -46,9 +48,9 @@ class SizeLimits:
         if isinstance(fitted, Unsupported):
             return fitted
         sizes = fitted.sizes
-        if (sizes.query_length < sizes.key_length and not self.fewer) or (
-            sizes.query_length > sizes.key_length and not self.more
-        ):
+        fewer = sizes.query_length < sizes.key_length and not self.fewer
+        more = sizes.query_length > sizes.key_length and not self.more
+        if (fewer or more) and (fitted.causal or not self.of_causal):
             length = min(sizes.query_length, sizes.key_length)  # the other one may be a million
             fitted = fitted.sized(query_length=length, key_length=length)
         if not self.widths:
@@ -112,12 +114,15 @@ def _in_blocks(check: ClaimCheck, block: int) -> ClaimCheck:
 
 
 def _unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
-    refused = [check.run(case) for case in UNEQUAL]
-    fewer, more = (each.refused for each in refused)
-    if not fewer and not more:
-        return check, ""
-    limits = replace(_limits(check), fewer=not fewer, more=not more)
-    return _with(check, limits), f"{_which(not fewer, not more)} queries than keys {_because(refused)}"
+    flags = (False, True) if Feature.CAUSAL in check.claims else (False,)
+    for causal in flags:
+        refused = [check.run(replace(case, causal=causal)) for case in UNEQUAL]
+        fewer, more = (each.refused for each in refused)
+        if fewer or more:
+            limits = replace(_limits(check), fewer=not fewer, more=not more, of_causal=causal)
+            under = " under a causal flag" if causal else ""
+            return _with(check, limits), f"{_which(not fewer, not more)} queries than keys{under} {_because(refused)}"
+    return check, ""
 
 
 def without_unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.parameters import filled, find_places, names_of, patterns
 from attention_conformance.implementations.discovery.modules.query_key_norms import role_of
@@ -90,7 +91,7 @@ def tap_of(
     """
     x = torch.linspace(-1.0, 1.0, 3 * tokens * width).view(3, tokens, width)
     with torch.no_grad():
-        for parameter in module.eval().parameters():
+        for parameter in in_mode(module, False).parameters():
             parameter.zero_()
         output = safe_call(lambda: answer(module, (x, x, x))).value
     if not layer or not isinstance(output, torch.Tensor) or output.shape != x.shape or not torch.equal(output, x):

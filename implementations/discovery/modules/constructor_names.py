@@ -177,9 +177,16 @@ class Settings:
     """
 
     def __init__(
-        self, width: int, heads: int, lenient: bool = False, defaults: object = None, kind: object = None
+        self,
+        width: int,
+        heads: int,
+        lenient: bool = False,
+        defaults: object = None,
+        kind: object = None,
+        kv_heads: int = 0,
     ) -> None:
         self._sizes = (width, heads)
+        self._kv_heads = kv_heads or heads
         self._lenient = lenient
         self._defaults = defaults
         self._kind = kind
@@ -192,7 +199,7 @@ class Settings:
         if name in USUAL:
             return USUAL[name]
         if name in GROUPS or of_part(name) in GROUPS:
-            return self._sizes[1]
+            return self._kv_heads
         if (size := setting_size(name)) is None:
             if hasattr(self._defaults, name):
                 return getattr(self._defaults, name)
@@ -243,16 +250,19 @@ def settings_parameter(signature: inspect.Signature) -> str:
     return named[0] if len(named) == 1 else ""
 
 
-def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = False) -> object:
-    """The object for a class: of the dataclass that its constructor names, or one that has whatever is known."""
+def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = False, kv_heads: int = 0) -> object:
+    """The object for a class: of the dataclass that its constructor names, or one that has whatever is known.
+
+    It has as many heads of keys and values as of queries where `kv_heads` is 0.
+    """
     own = getattr(kind, "original", kind)  # of a mirror
     hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(own.__init__)).value or {}
     hint = hints.get(name)
     if not (isinstance(hint, type) and is_dataclass(hint)):
-        return Settings(width, heads, lenient, _defaults(kind, hint), kind)
+        return Settings(width, heads, lenient, _defaults(kind, hint), kind, kv_heads)
     named = {each.name: size for each in fields(hint) if (size := setting_size(each.name)) and each.init}
     given = {name: value_of(size, width, heads) for name, size in named.items() if size is not Size.BIAS}
-    given |= {each.name: heads for each in fields(hint) if each.name in GROUPS and each.init}
+    given |= {each.name: kv_heads or heads for each in fields(hint) if each.name in GROUPS and each.init}
     usual = {each.name for each in fields(hint) if each.default is MISSING or each.name == "device"}
     given |= {name: USUAL[name] for name in sorted(usual) if name in USUAL}
     lacking = [f.name for f in fields(hint) if f.default is MISSING and f.default_factory is MISSING]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,6 +94,7 @@ class Constructor:
         guessed: its parameters of unknown names that are given a size.
         tokens: those that it is called with to look at it, and that its window has.
         kv_heads: of keys and values, where it always has so many; 0: as many as those of queries, or as it is told.
+        grouped: whether its object of settings states how many these are.
         dropping: whether its rates of dropout are other ones than 0 once it is built.
     """
 
@@ -114,6 +116,7 @@ class Constructor:
     guessed: tuple[str, ...] = ()
     tokens: int = 5
     kv_heads: int = 0
+    grouped: bool = False
     dropping: bool = False
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
@@ -137,7 +140,8 @@ class Constructor:
         given = {**self.options, **lengths, **given}
         sizes = {name: value_of(size, embed_dim, num_heads, self.tokens) for name, size in self.sizes.items()}
         if self.settings:
-            settings = settings_of(self.kind, self.settings, embed_dim, num_heads, self.lenient)
+            groups = {} if "num_kv_heads" in self.spelled else {"kv_heads": given.pop("num_kv_heads", 0)}
+            settings = settings_of(self.kind, self.settings, embed_dim, num_heads, self.lenient, **groups)
             return self.kind(**{self.settings: settings}, **{**sizes, **given})
         if self.sizes or self.globals:
             return self.kind(**{**sizes, **given})
@@ -208,7 +212,7 @@ class Constructor:
     def features(self) -> frozenset[Feature]:
         """What its parameters claim."""
         told = (feature for option in self.spelled for feature in CONSTRUCTOR_OPTIONS[option].features)
-        return frozenset([*told, Feature.GROUPED] if self.kv_heads else told)
+        return frozenset([*told, Feature.GROUPED] if self.kv_heads or self.grouped else told)
 
 
 def constructor(kind: type[nn.Module]) -> Constructor:
@@ -304,6 +308,15 @@ def built(make: Constructor, **widths: int) -> nn.Module:
         sizes = ", ".join(f"{n}={x}" for n, x in {"embed_dim": WIDTH, "num_heads": make.heads, **widths}.items())
         raise TargetError(f"it cannot be built with {sizes}: {outcome.error}")
     return outcome.value
+
+
+def with_groups(make: Constructor) -> Constructor:
+    """The same, and whether fewer heads of keys and values in its settings change the shapes of its parameters."""
+    if not make.settings or make.kv_heads or "num_kv_heads" in make.spelled:
+        return make
+    outcomes = [safe_call(partial(built, make, **groups)).value for groups in ({}, {"num_kv_heads": 1})]
+    shapes = [[(n, p.shape) for n, p in each.named_parameters()] for each in outcomes if each is not None]
+    return replace(make, grouped=len(shapes) == 2 and shapes[0] != shapes[1])
 
 
 def resized(kind: type[nn.Module]) -> Iterator[tuple[str, type[nn.Module]]]:

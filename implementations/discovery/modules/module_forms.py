@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.discovery.modules.attempts import attempts
 from attention_conformance.implementations.discovery.modules.bare import around, tap_of
 from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built
@@ -23,6 +24,7 @@ from attention_conformance.implementations.discovery.modules.forwards import (
     with_masks,
 )
 from attention_conformance.implementations.discovery.modules.layout import length_first
+from attention_conformance.implementations.discovery.modules.more_than_attention import refuse_more_than_attention
 from attention_conformance.implementations.discovery.modules.parameters import check_parameters, find_places, names_of
 from attention_conformance.implementations.discovery.modules.query_key_norms import (
     ALIKE,
@@ -64,6 +66,7 @@ def found_form(kind: type[nn.Module], polarity: Polarity) -> Form:
         refused.insert(0, error)
     if first is None:
         raise reduce(_telling, refused)
+    refuse_more_than_attention(first[0], first[1])
     return first
 
 
@@ -175,7 +178,7 @@ def norms_inside(make: Constructor, call: ModuleCall) -> FoundNorm | None:
     if found is None or not {*found.paths} <= {*make.left_out}:
         return None
     tokens = torch.full((1, make.tokens, WIDTH), ALIKE)
-    return as_called(found, module.eval(), lambda inside: call.plain(inside, (tokens,) * 3, make.heads), WIDTH)
+    return as_called(found, in_mode(module, False), lambda inside: call.plain(inside, (tokens,) * 3, make.heads), WIDTH)
 
 
 def _named(make: Constructor, module: nn.Module) -> TargetError | None:
@@ -209,7 +212,7 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
 
     if not call.optional and not call.length_first:
         call = replace(call, length_first=length_first(built(make), answer, make.tokens))
-    reading = read(built(make).eval(), answer, call.inputs, WIDTH, make.heads, make.tokens)
+    reading = read(in_mode(built(make), False), answer, call.inputs, WIDTH, make.heads, make.tokens)
     if call.spatial and (reading is None or reading.variant is None) and not _has_convolutions(built(make)):
         raise UnknownFormError(f"its layout is unknown: {REMEDY}")
     if make.guessed and (reading is None or reading.variant is None):

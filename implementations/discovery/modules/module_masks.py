@@ -270,7 +270,7 @@ def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, li
     """
     published = set(PUBLISHED) & set(call.options.named.spelled.values())
     promised = published - {"attn_mask"} and call.options.spelled.get("float_mask") not in MASK_NAMES
-    if promised or not {"bool_mask", "float_mask"} <= set(call.options.spelled):
+    if promised or not {"bool_mask", "float_mask"} <= set(call.options.spelled) or not MASKS & check.claims.features:
         return check, []
     if not published and (error := check.run(shaped(MASKED, call.form)).error):
         return check.without(MASKS), [f"masks not claimed: {error}"]
@@ -321,12 +321,15 @@ EMPTIED = {
     "padded-queries": (PLAIN.extended(query_lens=True), -1),
 }
 """A case with a row without keys for each convention on them, and the number of that row."""
+AT_THE_END = {"empty-row-causal": (replace(PLAIN, causal=True).sized(query_length=9, key_length=6), 0)}
+"""The same where the last query stands at the last key."""
 
 
 def empty_rows_of_each_kind(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     """The check with the claims of what rows without keys get, each kind for itself, where it is no row of zeros."""
     answers: dict[str, EmptyRow] = {}
-    for key, (case, row) in EMPTIED.items():
+    at_the_end = Feature.CAUSAL in check.claims and check.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
+    for key, (case, row) in (EMPTIED | (AT_THE_END if at_the_end else {})).items():
         fitted = fit(case, check.claims)
         answer = None if isinstance(fitted, Unsupported) else _empty_row(check, fitted, row)
         if answer is not None:

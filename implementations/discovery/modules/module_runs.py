@@ -12,7 +12,7 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.mha_interface import build_mha
 from attention_conformance.implementations.adapters.tensors import Tensors
-from attention_conformance.implementations.adapters.torch_module import TorchModule, torch_module
+from attention_conformance.implementations.adapters.torch_module import TorchModule, in_mode, torch_module
 from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.modules.constructor_names import Size
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
@@ -47,4 +47,4 @@ def built_for(make: Constructor, evaluating: bool, problem: Problem) -> nn.Modul
     given = problem.num_kv_heads != problem.num_heads and not make.kv_heads
     groups = {"num_kv_heads": problem.num_kv_heads} if given else {}
     make = replace(make, tokens=problem.query.shape[-2]) if make.window is Size.WINDOW else make
-    return build_mha(make, **groups)(problem).train(not evaluating)
+    return in_mode(build_mha(make, **groups)(problem), not evaluating)

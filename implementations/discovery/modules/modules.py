@@ -49,8 +49,9 @@ from attention_conformance.implementations.discovery.extras import (
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
-from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built
+from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built, with_groups
 from attention_conformance.implementations.discovery.modules.dropping import RATE, with_dropout
+from attention_conformance.implementations.discovery.modules.flag_masks import without_flags
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.layout import (
     fit_of_call,
@@ -60,6 +61,7 @@ from attention_conformance.implementations.discovery.modules.layout import (
     usual_fit,
 )
 from attention_conformance.implementations.discovery.modules.left_out import left_out
+from attention_conformance.implementations.discovery.modules.left_padding import without_rows_emptied_twice
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
 from attention_conformance.implementations.discovery.modules.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.modules.module_masks import (
@@ -162,6 +164,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     """
     with torch.random.fork_rng(devices=[]):
         make, call, variant = found_form(kind, conventions.bool_mask)
+        make = with_groups(make)
         features = _features(make, call) | make.features
     if variant is not None and variant.premises.rotary_base:
         conventions = replace(conventions, rotary_pairing=variant.pairing)
@@ -192,9 +195,10 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         )
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
+    check, flags = without_flags(call, check) if observed else (check, [])
     check, seen = as_seen(call, check) if observed else (check, [])
     check, swallowed = _without_swallowed(call, check, has_published_interface(kind))
-    seen = [*masks, *seen, *swallowed]
+    seen = [*masks, *flags, *seen, *swallowed]
     plain = check.run(PLAIN)
     extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))
     always = replace(NO_PREMISES if variant is None else variant.premises, causal=False, length=length)
@@ -253,6 +257,7 @@ def module_candidate(
     plan, always = plan.under(premises)
     published = has_published_interface(kind)
     check, option_notes = _option_claims(plan, published)
+    check, twice = without_rows_emptied_twice(check)
     if "returned-weights" not in settings:
         check = with_returned_weights(check, plan.extras)
     claims, notes = core_claims(check, exact_dtype=isinstance(kind, type) and issubclass(kind, Mirror))
@@ -277,7 +282,7 @@ def module_candidate(
     findings = mask_findings(kind, plan.call.options, judged, given) | unused_caches(kind, alternatives)
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
     before = [*always, *left_out(plan.make, plan.call), *plan.call.options.notes, *mode]
-    about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *raising])
+    about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *twice, *raising])
     claims = replace(claims, features=claims.features | set(modes))
     build = plan.make.constructs
     made = Implementation(name, claims, plan.run(), about, construct=build, alternatives=alternatives, modes=modes)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructor_names import BY_NAME, Size, size_of
 from attention_conformance.implementations.discovery.modules.held_arrays import arrays_in, method_of
@@ -90,4 +91,4 @@ def _built(kind: Callable[..., Any], width: int) -> Any:
             given[parameter.name] = width
     made = kind(**given)
     drops = isinstance(made, nn.Module) and any(isinstance(each, nn.Dropout) and each.p for each in made.modules())
-    return made.eval() if drops else made
+    return in_mode(made, False) if drops else made

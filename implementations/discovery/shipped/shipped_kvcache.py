@@ -94,6 +94,14 @@ def with_new_keys(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, o
     return _cached(shipped, query, keys, values, others | {"valid_lens": held}, **more)
 
 
+def new_keys_in_rows(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+    """New keys in rows of a cache that are named in reverse, where the problem names no pages or rows of its own."""
+    if options.keys() & (OPTIONS_OF_PAGES - {"valid_lens"}):
+        return with_new_keys(shipped, query, key, value, options)
+    rows = torch.arange(len(key), device=key.device).flip(0)
+    return with_new_keys(shipped, query, key, value, options | {"cache_batch_idx": rows})
+
+
 def behind_a_pad(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
     """The keys of each sample begin at another place of its cache; those in pages, or in rows, at the first."""
     if options.keys() & (OPTIONS_OF_PAGES - {"valid_lens"}):
@@ -131,6 +139,7 @@ def _rotated(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 WAYS = {
     "with the last keys of each sample as new ones": (frozenset({"k", "v"}), with_new_keys),
+    "with new keys in rows of a cache by index": (frozenset({"k", "v", "cache_batch_idx"}), new_keys_in_rows),
     "with the keys of each sample behind a pad": (frozenset({"cache_leftpad"}), behind_a_pad),
 }
 """Other calls to the same answer, and the parameters that they need."""

@@ -17,12 +17,18 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
 from attention_conformance.implementations.api.safe_call import LIBRARIES
+from attention_conformance.spec.optional import optional
+
+torch = optional("torch")
 
 Loaded = TypeVar("Loaded")
 MOST = 24
 """Modules that a file may be loaded without."""
 NEEDED = (LIBRARIES | sys.stdlib_module_names) - {"numba"}
 """Packages without which nothing is loaded: what computes, and what the suite uses itself."""
+
+OF_TORCH = "LightningModule"
+"""A base class in several packages that is a torch.nn.Module, and adds what training needs alone."""
 
 
 @dataclass
@@ -75,6 +81,8 @@ class Absent:
         _missing(self._name)
 
     def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type, ...]:
+        if torch and self._name.endswith(f".{OF_TORCH}"):
+            return (torch.nn.Module,)
         return (type("AbsentBase", (AbsentBase,), {"absent_name": self._name}),)
 
 
@@ -131,15 +139,18 @@ class Absences:
 
 
 def _lacking(error: BaseException) -> str:
-    """The module of a package that is not installed, whose import raised this; nothing for any other error."""
+    """The module whose import raised this: of a package that is not installed, or a part that is not in it.
+
+    Nothing for any other error.
+    """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ModuleNotFoundError):
         cause = cause.__cause__
     name = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
     package = name.partition(".")[0]
-    if not package or package in NEEDED:
+    if not package or (package in NEEDED and name == package):
         return ""
-    return "" if _is_installed(package) else name
+    return name if name != package or not _is_installed(package) else ""
 
 
 def _is_installed(package: str) -> bool:

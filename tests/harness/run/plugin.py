@@ -30,7 +30,7 @@ from attention_conformance.tests.harness.run.queries import answered
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.screen.explanations import explain
 from attention_conformance.tests.harness.run.screen.first_failure import FirstFailure, telling_first
-from attention_conformance.tests.harness.run.screen.next_steps import next_steps
+from attention_conformance.tests.harness.run.screen.next_steps import folded, next_steps
 from attention_conformance.tests.harness.run.screen.printing import summarise
 from attention_conformance.tests.harness.run.screen.progress import Progress
 from attention_conformance.tests.harness.run.session import ENDS, KEY, LEFTOVERS, LOSSES, USAGE_ERROR, SuiteSession
@@ -39,6 +39,7 @@ from attention_conformance.tests.report.folder import FolderError, unwritten
 from attention_conformance.tests.report.log import UNEXPLAINED, encode
 from attention_conformance.tests.report.model import key_of
 from attention_conformance.tests.report.recorder import Recorder
+from attention_conformance.tests.report.views.first_screen import WIDTH
 
 STOPPED: Mapping[int, str] = {
     ExitStatus.INTERRUPTED: "the run was interrupted",
@@ -246,7 +247,9 @@ class LastLines:
             session.exitstatus = ExitStatus.SUITE_ERROR
         status = int(session.exitstatus)
         if terminal is not None and (state.recorder.events or status == ExitStatus.SUITE_ERROR):
-            for number, line in enumerate(next_steps(status, state.settings, state.selection, state.recorder)):
+            steps = next_steps(status, state.settings, state.selection, state.recorder)
+            room = WIDTH - len("next: ") if state.settings.first_screen else sys.maxsize
+            for number, line in enumerate(line for step in steps for line in folded(step, room)):
                 terminal.write_line(f"{'     ' if number else 'next:'} {line}")
 
 

@@ -9,8 +9,8 @@ from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Failure, FailureKind, Status, Verdict
 from attention_conformance.tests.report.wording import dtypes_of, isolation, one_line
 
-WIDTH, MOST_LINES = 80, 34
-"""Of the screen; the commands that follow, four lines at most, are as long as they are."""
+WIDTH, MOST_LINES = 80, 30
+"""Of the screen; the commands that follow have some eight lines."""
 MOST_OF_CAUSE, MOST_OF_CASE, MOST_OF_NOTES, MOST_LISTED = 5, 11, 3, 8
 MOST_OF_EXCEPTION = 4
 WITHOUT_DIGITS = str.maketrans("", "", digits)
@@ -22,7 +22,7 @@ LISTED = {
 }
 """Outcomes that are listed a clause a line, in this order, as far as there is room."""
 
-STATED = ("built with ", "judged without ", "loaded without ", "a row without keys gets ")
+STATED = ("built with ", "judged without ", "loaded without ", "a row without keys gets ", "as seen, ")
 """How notes begin that state what was seen, and taken as it is."""
 MOST_OF_NOTE = 3
 """Lines of one of them."""
@@ -44,7 +44,7 @@ def cause(name: str, diagnosis: str) -> Iterator[str]:
 def _verdict(row: Row, run: Run) -> Iterator[str]:
     yield from _paragraph(f"{row.subject.name} {row.conformance}{row.condition}{row.notes}: {row.total.sentence}", 3)
     for name, why in row.subject.findings.items():
-        yield from _paragraph(f"  {name!r} is not judged: {why}", MOST_OF_NOTE)
+        yield from _paragraph(f"  {name!r}: {why}", MOST_OF_NOTE)
     if row.subject.isolated is False:
         yield f"{row.subject.name} ran {isolation(row.subject)}"
     if row.subject.premises:

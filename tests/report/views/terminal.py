@@ -41,7 +41,7 @@ def summary(run: Run) -> Iterator[str]:
         if row.subject.premises:
             always = ", ".join(row.subject.premises)
             yield f"{row.subject.name} is judged as one that always is: {always}"
-        yield from (f"{row.subject.name}: {name!r} is not judged: {why}" for name, why in row.subject.findings.items())
+        yield from (f"{row.subject.name}: {name!r} {why}" for name, why in row.subject.findings.items())
         yield from _details(row, run.diagnoses.get(row.subject.name, ""))
 
 

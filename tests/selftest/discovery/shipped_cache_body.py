@@ -9,7 +9,7 @@ from attention_conformance.tests.selftest.discovery.shipped_bodies import Functi
 
 
 def cached(sequence: Sequence) -> Function:
-    """The function, with the mistake of the sequence, or one of its own: new, table-start, pad."""
+    """The function, with the mistake of the sequence, or one of its own: new, row, table-start, pad."""
 
     def flash_attn_with_kvcache(
         q: Tensor,
@@ -46,8 +46,9 @@ def cached(sequence: Sequence) -> Function:
                     assert causal
                     assert not rotary_interleaved
                     query, new = (rotated(x, rotary_cos, rotary_sin, start) for x in (query, new))
-                _write(k_cache, row, lengths[0] if sequence.wrong == "new" else held, new)
-                _write(v_cache, row, lengths[0] if sequence.wrong == "new" else held, v[b])
+                at = torch.tensor([b]) if sequence.wrong == "row" and block_table is None else row
+                _write(k_cache, at, lengths[0] if sequence.wrong == "new" else held, new)
+                _write(v_cache, at, lengths[0] if sequence.wrong == "new" else held, v[b])
                 held += k.shape[1]
             held -= int(sequence.wrong == "cache" and held > 3)
             pad = 0 if cache_leftpad is None or sequence.wrong == "pad" else int(cache_leftpad[b])

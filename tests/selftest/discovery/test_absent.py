@@ -14,6 +14,7 @@ import torch
 import no_logger
 from no_typing import Float
 from no_data.sets import Digits
+from torch._six import inf  # it is not there any more
 
 run = no_logger.init(project="mine")
 BEST = Float[torch.Tensor, "b"] | None
@@ -88,3 +89,25 @@ def test_what_is_defined_after_a_line_that_fails(tmp_path: Path) -> None:
     assert not (tmp_path / "acted").exists()
     with pytest.raises(TargetError, match="FileNotFoundError"):
         load_target(f"{tmp_path / 'train.py'}:text")
+
+
+LIGHTNING = """
+import no_lightning as pl
+from torch import nn
+
+class f(pl.LightningModule):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.inner = Mha(d_model, n_heads)
+    def forward(self, x):
+        return self.inner(x, x, x)[0]
+
+class Mha(nn.MultiheadAttention):
+    def __init__(self, width, heads):
+        super().__init__(width, heads, batch_first=True)
+"""
+
+
+def test_a_module_for_training_is_one_of_torch(tmp_path: Path) -> None:
+    write(tmp_path, "lit.py", LIGHTNING)
+    assert_conforms(candidate(f"{tmp_path / 'lit.py'}:f", {}))

@@ -34,7 +34,7 @@ def test_the_meaning_of_true_is_stated(make: Make, name: str, hidden: str, meani
     made = make(MASKED.format(name=name, hidden=hidden))
     assert Feature.KEY_PADDING in made.claims
     assert made.as_seen == (f"with True in {name!r} as {str(meaning).replace('-', ' ')}",)
-    assert made.findings == {"segment_mask": "the suite knows no mask of that name"}
+    assert made.findings == {"segment_mask": "not judged: the suite knows no mask of that name"}
     assert_conforms(made)
 
 
@@ -49,12 +49,15 @@ def test_one_that_is_ignored_has_no_meaning(make: Make) -> None:
 def test_one_that_hides_other_keys_is_a_finding(make: Make, name: str) -> None:
     made = make(MASKED.format(name=name, hidden=f"{name}[:, None, :, None]"))
     assert Feature.KEY_PADDING not in made.claims
-    assert made.findings[name] == "it takes one number for each key, (B, Lk), and hides other keys than it should"
+    assert (
+        made.findings[name]
+        == "not judged: it takes one number for each key, (B, Lk), and hides other keys than it should"
+    )
 
 
 def test_one_that_raises_is_a_finding(make: Make) -> None:
     text = "def f(query, key, value, mask=None):\n    assert mask is None\n    return attend(query, key, value)[0]"
-    assert make(text).findings == {"mask": "it raises AssertionError"}
+    assert make(text).findings == {"mask": "not judged: it raises AssertionError"}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,7 @@ def test_documentation_that_states_the_other_meaning_is_a_finding(make: Make, wo
     made = make(
         text.replace("class f(nn.Module):", f'class f(nn.Module):\n    """Args:\n        mask: (B, Lk), {words}."""')
     )
-    why = "by its documentation True in it shows a key, and True hides a key"
+    why = "judged as it behaves: True hides a key, and by its documentation shows a key"
     assert made.findings.get("mask", "") == (why if contradicted else "")
 
 
@@ -74,3 +77,24 @@ def test_documentation_that_states_the_other_meaning_is_a_finding(make: Make, wo
 def test_one_that_is_that_of_other_keys_is_accused(make: Make, hidden: str) -> None:
     with pytest.raises((AssertionError, ValueError), match=r"elements differ|has no cotangent"):
         assert_conforms(make(MASKED.format(name="key_mask", hidden=hidden)))
+
+
+def test_a_mask_of_numbers_that_are_taken_for_booleans_is_not_added(make: Make) -> None:
+    made = make(
+        "def f(query, key, value, mask=None):\n"
+        "    s = query @ np.swapaxes(key, -1, -2) / query.shape[-1] ** 0.5\n"
+        "    s = s if mask is None else np.where(mask, -1e9, s)\n"
+        "    e = np.exp(s - s.max(-1, keepdims=True))\n"
+        "    return e / e.sum(-1, keepdims=True) @ value\n"
+    )
+    assert "any number in its 'mask' but 0 hides a key" in made.about
+    assert not made.findings
+    assert_conforms(made)
+
+
+def test_a_mask_of_which_it_matters_alone_that_it_is_given_is_a_flag(make: Make) -> None:
+    text = MASKED.replace("s.masked_fill({hidden}, -1e9)", "s.masked_fill(torch.ones_like(s).triu(1).bool(), -1e9)")
+    made = make(text.format(name="mask"))
+    assert made.findings["mask"] == "not judged: it acts like no mask that the suite knows"
+    assert "only whether one is given matters" in made.about
+    assert_conforms(made)

@@ -61,6 +61,7 @@ WRONG = (
     ("flash_attn_with_kvcache", "window", "window.extent"),
     ("flash_attn_with_kvcache", "cache", "paged.lengths"),
     ("flash_attn_with_kvcache", "new", "relations.alternatives"),
+    ("flash_attn_with_kvcache", "row", "relations.alternatives"),
     ("flash_attn_with_kvcache", "pad", "relations.alternatives"),
     ("flash_attn_with_kvcache", "table-start", "rotary-tables.scores"),
     ("single_prefill_with_kv_cache", "mask", "masks.bool"),
@@ -173,8 +174,9 @@ def test_a_function_of_that_very_name_needs_fewer_parameters(name: str) -> None:
         return output
 
     attend.__name__ = name
-    named = wrapped(name, attend, {}, "cpu").claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
-    assert named is (name == "flash_attn_func")
+    made = wrapped(name, attend, {}, "cpu")
+    assert made.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
+    assert ("as seen, its causal mask starts bottom-right" in made.about) is (name == "attend")
 
 
 @pytest.mark.parametrize("name", ["sm_scale", "scaling", "softmax_scale"])

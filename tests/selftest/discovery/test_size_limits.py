@@ -1,6 +1,7 @@
 """What a function refuses by a statement of its own is its limit, and is not checked; what breaks it is checked."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,18 +99,33 @@ def inverted(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None
     return scaled_dot_product_attention(query, key, value, None if hidden is None else ~hidden)
 
 
-def test_the_kind_of_mask_that_raises_is_not_claimed_unless_it_is_promised() -> None:
-    candidate = function_candidate("inverted", inverted, {}, "cpu")
+def with_a_flag(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    return inverted(query, key, value, attn_mask)
+
+
+@pytest.mark.parametrize("function", [inverted, with_a_flag])
+def test_the_kind_of_mask_that_raises_is_not_claimed(function: Callable[..., Tensor]) -> None:
+    candidate = function_candidate("inverted", function, {}, "cpu")
     assert Feature.BOOL_MASK in candidate.claims
     assert Feature.FLOAT_MASK not in candidate.claims
     assert "float-mask not claimed: TypeError" in candidate.about
 
-    def promising(
-        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
-    ) -> Tensor:
-        return inverted(query, key, value, attn_mask)
 
-    assert Feature.FLOAT_MASK in function_candidate("promising", promising, {}, "cpu").claims
+def no_later_queries(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
+    assert not is_causal or query.shape[-2] <= key.shape[-2]
+    return scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+
+
+def test_lengths_that_the_flag_refuses_are_a_limit_under_it() -> None:
+    candidate = function_candidate("attention", no_later_queries, {}, "cpu")
+    assert "more queries than keys under a causal flag not claimed: AssertionError" in candidate.about
+    long = ODD.sized(query_length=9)
+    assert fit(long, candidate.claims) == long
+    fitted = fit(replace(long, causal=True), candidate.claims)
+    assert isinstance(fitted, Case)
+    assert fitted.sizes.query_length == 7
 
 
 def test_arrays_of_another_dtype_are_a_limit() -> None:

@@ -54,6 +54,14 @@ def test_the_stages_are_the_specification(claimed: Conventions) -> None:
             np.testing.assert_allclose(result.gradients["key"], parts["gradients.key"].value, rtol=1e-10, atol=1e-12)
 
 
+OF_SAMPLES = [Case(mask=MaskKind.FLOAT, mask_shape=MaskShape.SAMPLE, seed=seed) for seed in (0, 3)]
+
+
+def heads_before_samples(scores: Tensor, mask: Tensor) -> Tensor:
+    whole = mask.expand(scores.shape)
+    return correct.add_mask(scores, whole.transpose(0, 1).reshape(scores.shape))
+
+
 def masked_for_the_last_sample(scores: Tensor, mask: Tensor) -> Tensor:
     return correct.add_mask(scores, mask[-1:] if mask.ndim == 4 else mask)
 
@@ -66,6 +74,7 @@ def thirteen(scores: Tensor, mask: Tensor) -> Tensor:
     ("steps", "cases", "words"),
     [
         (Steps(add_mask=masked_for_the_last_sample), FLOAT_MASKS[:1], "mask of the last sample for all"),
+        (Steps(add_mask=heads_before_samples), OF_SAMPLES, "mask repeated for the heads in another order"),
         (Steps(add_mask=thirteen), BOOL_MASKS, "attention mask puts -13 in place of scores"),
         (Steps(mix=lambda weights, value: weights.flip(1) @ value), [Case(), Case(seed=1)], "reverse order"),
     ],

@@ -16,6 +16,7 @@ from attention_conformance.implementations.worker.observer import LocalObserver
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.harness.run.screen import command_lines
+from attention_conformance.tests.harness.run.screen.next_steps import folded
 from attention_conformance.tests.harness.run.screen.progress import Progress, colours, duration
 from attention_conformance.tests.selftest.sessions import ROOT, SUITE, Sessions
 
@@ -41,6 +42,17 @@ def test_the_command_of_the_last_lines_runs_the_clause_again(sessions: Sessions)
     lines = end(sessions.judge("halved", *ONE))
     words = lines[1].split("  runs")[0].split()
     assert sessions.run(*words[words.index("--candidate") :]).ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_command_that_is_too_long_goes_on_after_a_backslash() -> None:
+    options = "--clause masks.bool --dtype float32"
+    step = f"attention-conformance check 'my models/attention.py:Attention' {options}  runs it alone"
+    lines = folded(step, 60)
+    assert max(map(len, lines)) <= 60
+    assert lines[-1] == "# runs it alone"
+    words = "".join(line.removesuffix("\\") for line in lines[:-1])
+    assert shlex.split(words) == shlex.split(step.rpartition("  ")[0])
+    assert folded("run it again", 60) == ["run it again"]
 
 
 def test_success_ends_without_advice(sessions: Sessions) -> None:

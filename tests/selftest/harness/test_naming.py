@@ -13,15 +13,18 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.api.fitting import required
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
+from attention_conformance.implementations.defects import catalogue
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, MaskKind, Pattern
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
-from attention_conformance.tests.harness.explain.diagnosis.causes import INTENDED, repairs
+from attention_conformance.tests.harness.explain.diagnosis.causes import INTENDED, Hypothesis, repairs
 from attention_conformance.tests.harness.explain.diagnosis.diagnosed import FailingCheck
 from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose
 from attention_conformance.tests.harness.explain.diagnosis.edits import edited
+from attention_conformance.tests.harness.explain.diagnosis.observation import observed
+from attention_conformance.tests.harness.explain.diagnosis.scoring import can_answer
 from attention_conformance.tests.harness.explain.stages.staged import STAGES, opened, result_of, run
 from attention_conformance.tests.harness.judge.comparison import compare
 
@@ -145,3 +148,12 @@ def test_a_name_is_put_to_the_test_with_other_sizes() -> None:
     assert diagnosis is not None
     assert not diagnosis.name, str(diagnosis)  # with nine, the last component of an odd width is lost, too
     assert diagnosis.when == ("with more than 8 components of a query",)
+
+
+def test_a_defect_with_a_convention_of_its_own_explains_only_what_it_claims() -> None:
+    defect = next(each for each in catalogue() if each.id == "nan-before-the-triangle")
+    hypothesis = Hypothesis(defect.id, "", lambda problem: defect.implementation.run(problem, "cpu"), defect)
+    claims = Claims(Scope.OP, CORE | {Feature.CAUSAL, Feature.ALIBI})
+    right = Implementation("right", claims, torch_op(Steps()))
+    for case, expected in ((Case(causal=True), True), (Case(causal=True).extended(alibi=True), False)):
+        assert can_answer(hypothesis, observed(right, case, "float64", ("output",), "cpu")) is expected

@@ -118,3 +118,13 @@ def test_inside_a_trace_and_where_time_is_measured_the_function_itself_is_called
 def test_an_error_is_that_of_the_function(inputs: list[Any]) -> None:
     with pytest.raises(TypeError, match="contracting dimensions"):
         Compiled(weighted)(inputs[0], inputs[1][:, :, :3], inputs[2])
+
+
+def test_a_program_that_calls_another_is_one() -> None:
+    query, key = jax.numpy.arange(10.0).reshape(2, 5, 1), jax.numpy.ones((2, 5, 1))
+    jax_programs._program.cache_clear()
+    mask = jax.numpy.tri(5, dtype=bool)
+    inner = Compiled(partial(_masked_products, mask))
+    answer = evaluated(lambda _: inner([query, key]), {})
+    assert np.array_equal(answer, _masked_products(mask, [query, key]))  # whole numbers: no rounding
+    assert jax_programs._program.cache_info().misses == 1

@@ -33,7 +33,7 @@ def by_clauses(
             theirs = _failure_summaries(defect.implementation, chapters, dtype, device)
             ranked.append((len(own & theirs) / max(1, len(own | theirs)), len(own & theirs), hypothesis))
     ranked.sort(key=lambda entry: -entry[0])
-    if not own or not ranked or 2 * ranked[0][1] < len(own):
+    if not own or not ranked or 2 * ranked[0][1] < len(own) + (len(own) > 2):
         return Diagnosis("", 0, len(own), when=tuple(sorted({words for _, words, _ in own})[:3]), of_clauses=True)
     _, explains, best = ranked[0]
     return Diagnosis(best.name, explains, len(own), repair=best.repair, of_clauses=True)

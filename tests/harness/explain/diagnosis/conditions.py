@@ -31,6 +31,14 @@ WORDS = {
     "batch": "samples",
     "num_heads": "heads",
 }
+ONE = {
+    "key_length": "key",
+    "query_length": "query",
+    "d_k": "component of a query",
+    "d_v": "component of a value",
+    "batch": "sample",
+    "num_heads": "head",
+}
 TRIVIAL = 3
 """In so small extents many mistakes do not show, whatever their condition."""
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
@@ -244,7 +252,8 @@ def _below_and_above(outcomes: dict[int, bool]) -> tuple[int, int]:
 
 
 def _extent_condition(words: str, name: str, rule: Callable[[int], bool]) -> Condition:
-    text = f"with {words.format(WORDS[name])}".replace("fewer than 1 ", "no ").replace("than 1 ", "than one of the ")
+    noun = ONE[name] if words.startswith("more than 1 ") else WORDS[name]
+    text = f"with {words.format(noun)}".replace("fewer than 1 ", "no ").replace("than 1 ", "than one ")
     return Condition(text, lambda case: rule(getattr(case.sizes, name)), WORDS[name])
 
 

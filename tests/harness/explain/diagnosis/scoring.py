@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.fitting import required
 from attention_conformance.implementations.api.safe_call import guarded, restored
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothesis
 from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, answered
@@ -78,7 +80,7 @@ def _once(
 
 def _distance(hypothesis: Hypothesis, each: Observation, claimed: Conventions) -> float:
     """Of its answer from the candidate's, in units of what would count as the same; infinite if it explains nothing."""
-    if not (hypothesis.applies_to(each.problem) and hypothesis.affects(each.problem)):
+    if not (can_answer(hypothesis, each) and hypothesis.affects(each.problem)):
         return math.inf
     for other, raised in _answered(hypothesis, each.problem):
         distance = each.distance(other, raised)
@@ -86,6 +88,16 @@ def _distance(hypothesis: Hypothesis, each: Observation, claimed: Conventions) -
             right = other and _right_by_its_own(hypothesis, each, other, claimed, each.parts)
             return math.inf if right else distance
     return math.inf
+
+
+def can_answer(hypothesis: Hypothesis, each: Observation) -> bool:
+    """Whether it can answer a case: with conventions of its own, a defect is but wrong where it claims nothing."""
+    if hypothesis.defect is not None:
+        claims = hypothesis.defect.implementation.claims
+        unclaimed = {*required(each.case)} - claims.features - {Feature.VIEWS}
+        if unclaimed and claims.conventions != Conventions():
+            return False
+    return hypothesis.applies_to(each.problem)
 
 
 def _answered(hypothesis: Hypothesis, problem: Problem) -> Iterator[tuple[Result | None, str]]:
@@ -97,7 +109,7 @@ def _answered(hypothesis: Hypothesis, problem: Problem) -> Iterator[tuple[Result
 
 def _agrees(hypothesis: Hypothesis, each: Observation, claimed: Conventions) -> bool | None:
     """Whether it is right where the candidate is; None where it has no answer, or another right one."""
-    if not hypothesis.applies_to(each.problem):
+    if not can_answer(hypothesis, each):
         return None
     if not hypothesis.affects(each.problem):
         return True

@@ -281,12 +281,21 @@ def _of_others(entry: str) -> Iterator[tuple[str, Change]]:
     if entry in ("attn_mask", "alibi_slopes", "relative_bias", "sinks"):
         yield "multiplied by the scale", lambda s: _number(s[entry]) * s["scale"]
         yield "divided by the scale", lambda s: _number(s[entry]) / s["scale"]
+    if entry == "attn_mask":
+        for order in (_reread, _relaid):
+            yield "repeated for the heads in another order", partial(_repeated, order)
     if entry in ("query", "key", "value", "scores"):
         yield "with its gradient divided by the scale", lambda s: _with_gradient(s[entry], lambda g: g / s["scale"])
         yield "with its gradient multiplied by the scale", lambda s: _with_gradient(s[entry], lambda g: g * s["scale"])
     if entry in ("heads", "output"):
         for other in ("query", "value"):
             yield f"with the {other} added", partial(_added, entry, other)
+
+
+def _repeated(order: Callable[[Tensor, int, int], Tensor], state: State) -> Tensor:
+    """The mask of each sample for each head, the two axes laid out in one order and read in the other."""
+    whole = state["attn_mask"].expand(*state["query"].shape[:2], *state["attn_mask"].shape[-2:])
+    return order(whole, -4, -3)
 
 
 def _constant(number: float, value: object) -> float:

@@ -1,8 +1,10 @@
 """Next steps: the last lines of a run that does not conform, or is not complete: what to do next."""
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from textwrap import wrap
 
 from attention_conformance import __version__
 from attention_conformance.spec.clauses import load
@@ -14,6 +16,9 @@ from attention_conformance.tests.harness.run.screen.command_lines import again, 
 from attention_conformance.tests.report.model import VerdictsEnd
 from attention_conformance.tests.report.recorder import Recorder, environment
 from attention_conformance.tests.report.verdict import Status, Verdict
+
+WORD = re.compile(r"(?:'[^']*'|\S)+")
+"""A word of a command line, with its quotes."""
 
 
 def next_steps(status: int, settings: RunSettings, selection: Selection, recorder: Recorder) -> list[str]:
@@ -36,6 +41,22 @@ def next_steps(status: int, settings: RunSettings, selection: Selection, recorde
             clause = next(iter(settings.clauses), "CLAUSE")
             return [f"nothing was checked, {_reason(selection, recorder)}: see {explaining(clause)}"]
     return []
+
+
+def folded(step: str, width: int) -> list[str]:
+    """A step in lines of a screen: its command goes on after a backslash, as in shells, and its end is a comment."""
+    if len(step) <= width:
+        return [step]
+    command, gap, purpose = step.rpartition("  ")
+    if not gap:
+        return wrap(step, width, break_long_words=False, break_on_hyphens=False)
+    lines = [""]
+    for word in WORD.findall(command):
+        if lines[-1].strip() and len(lines[-1]) + len(word) + 3 > width:
+            lines[-1] += " \\"
+            lines.append("  ")
+        lines[-1] += word if not lines[-1].strip() else f" {word}"
+    return [*lines, *wrap(f"# {purpose}", width, subsequent_indent="# ")]
 
 
 def _not_complete(recorder: Recorder) -> str:

@@ -1,0 +1,44 @@
+"""Masks as flags: where it matters alone that a mask is given, as in a model that gives a triangle or nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, ClaimCheck, near_outputs
+from attention_conformance.implementations.discovery.modules.module_masks import is_published, shaped
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.inputs import build
+
+if TYPE_CHECKING:
+    from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+
+KINDS = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
+
+
+def is_a_flag(check: ClaimCheck, call: ModuleCall) -> bool:
+    """Whether a mask changes the answer, and one that hides nothing does so in the same way."""
+    kinds = [fit(shaped(case, call.form), check.claims) for feature, case in KINDS.items() if feature in check.claims]
+    return bool(kinds) and all(not isinstance(case, Unsupported) and _presence_alone(check, case) for case in kinds)
+
+
+def _presence_alone(check: ClaimCheck, fitted: Case) -> bool:
+    problem = build(fitted, check.dtype).forward_only()
+    assert problem.attn_mask is not None
+    nothing = np.full_like(problem.attn_mask, problem.attn_mask.dtype == bool)
+    plain, some, every = (check.answer(problem.but(attn_mask=mask)) for mask in (None, problem.attn_mask, nothing))
+    if plain.error or some.error or every.error:
+        return False
+    return near_outputs(some, every, check.dtype) and not near_outputs(plain, every, check.dtype)
+
+
+def without_flags(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check without a mask of an unpublished name that is a flag, and a note."""
+    if is_published(call) or not is_a_flag(check, call):
+        return check, []
+    lost = {*KINDS, Feature.MASK_GRADIENT}
+    return check.without(lost), ["masks not claimed: only whether one is given matters, and not what it holds"]
