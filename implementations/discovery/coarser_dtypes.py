@@ -17,6 +17,7 @@ from attention_conformance.implementations.discovery.claim_checks import PLAIN, 
 from attention_conformance.implementations.discovery.modules.template import Variant, output_of_variant, projected
 from attention_conformance.implementations.discovery.probe import Floats
 from attention_conformance.spec.conventions import ProductPrecision
+from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import Premises
 from attention_conformance.spec.problem import Problem
@@ -27,12 +28,16 @@ BENDING, ROUNDING = 1e-10, 1e-5
 """Second differences between which float32 is seen, as shares of the output: float64 bends less."""
 EXACT = 1e-13
 """How far float64 may be from float64 that was computed in another order, as a share of the largest element."""
-KEY = "product-precision"
+KEY, OF_THE_SOFTMAX = "product-precision", "softmax-precision"
 
 
 def with_precision(check: ClaimCheck, claims: Claims, settings: Mapping[str, str]) -> tuple[Claims, tuple[str, ...]]:
     """The claims with `product-precision=float32` where that is seen in float64 and nothing is stated, and a note."""
-    if KEY in settings or "float64" not in claims.dtypes or not (_in_float32(check) or _scale_in_float32(check)):
+    if (
+        {KEY, OF_THE_SOFTMAX} & settings.keys()
+        or "float64" not in claims.dtypes
+        or not (_in_float32(check) or _scale_in_float32(check))
+    ):
         return claims, ()
     conventions = claims.conventions.claiming({KEY: str(ProductPrecision.FLOAT32)})
     note = f"computes in float32 for inputs in float64 ({KEY}={ProductPrecision.FLOAT32})"
@@ -79,6 +84,12 @@ def _with_scale(problem: Problem, scale: float, causal: bool) -> Floats:
     """The output of plain attention with a scale."""
     arrays = {name: torch.from_numpy(array) for name, array in problem.arrays().items()}
     query, key, value = (arrays.get(name, arrays["query"]) for name in ("query", "key", "value"))
+    if problem.scope is Scope.OP:
+        scores = query @ key.mT * scale
+        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        weights = (scores.masked_fill(later, -math.inf) if causal else scores).softmax(-1)
+        plain: Floats = (weights @ value).numpy()
+        return plain
     given = projected((query, key, value), arrays, problem.num_heads)
     scaled = replace(given, query=given.query * scale)
     output: Floats = output_of_variant(scaled, Variant(Premises(causal=causal), scale=0.0)).numpy()

@@ -35,6 +35,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     parts,
     with_returned_weights,
 )
+from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
 from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
     Chosen,
@@ -221,6 +222,8 @@ def _usual_candidate(
     if "returned-weights" not in settings:
         check = with_returned_weights(check, extras)
     claims, notes = core_claims(check, kind.exact_dtype)
+    claims, precision = with_precision(check, claims, {**documented, **settings})
+    notes = (*notes, *precision)
     if stated := _stated_dtype(signature_of(function)):
         claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
         notes = (*notes, f"judged in {stated}, as its parameter 'dtype' states")

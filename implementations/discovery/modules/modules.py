@@ -12,6 +12,7 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.modes import Modes, module_modes
 from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
+from attention_conformance.implementations.adapters.tensors import tensors
 from attention_conformance.implementations.adapters.torch_module import TorchModule
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
@@ -284,9 +285,19 @@ def module_candidate(
     before = [*always, *left_out(plan.make, plan.call), *plan.call.options.notes, *mode]
     about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *twice, *raising])
     claims = replace(claims, features=claims.features | set(modes))
-    build = plan.make.constructs
-    made = Implementation(name, claims, plan.run(), about, construct=build, alternatives=alternatives, modes=modes)
+    construct = plan.make.constructs and partial(_built_and_called, plan)
+    made = Implementation(name, claims, plan.run(), about, construct=construct, alternatives=alternatives, modes=modes)
     return replace(made, findings=findings, as_seen=as_seen)
+
+
+def _built_and_called(plan: ModulePlan, num_heads: int, width: int) -> object:
+    """The module of a total width, which may refuse the heads that do not divide it in its first call, too."""
+    module = plan.make.construct(num_heads, width)
+    fitted = fit(PLAIN.sized(num_heads=1, d_k=width, d_v=width), plan.check.claims)
+    if not isinstance(fitted, Unsupported):
+        problem = build(fitted, "float32").forward_only()
+        plan.call(module, tensors(problem, "cpu"), problem)
+    return module
 
 
 def _kept_graph(plan: ModulePlan, check: ClaimCheck) -> str:

@@ -22,7 +22,10 @@ LISTED = {
 }
 """Outcomes that are listed a clause a line, in this order, as far as there is room."""
 
-STATED = ("built with ", "judged without ", "loaded without ", "a row without keys gets ", "as seen, ")
+STATED = (
+    *("built with ", "judged without ", "loaded without "),
+    *("a row without keys gets ", "as seen, ", "computes in float32 "),
+)
 """How notes begin that state what was seen, and taken as it is."""
 MOST_OF_NOTE = 3
 """Lines of one of them."""

@@ -1,0 +1,79 @@
+"""Functions as seen: what no name promises and the field answers in several ways is taken as it is, and stated."""
+
+import pytest
+
+from attention_conformance.spec.conventions import Alignment, EmptyRow, ProductPrecision
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
+
+__all__ = ["make"]
+
+SCORES = "q @ k.mT / math.sqrt(q.shape[-1])"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "(q.float() @ k.float().mT / math.sqrt(q.shape[-1])).softmax(-1).to(q.dtype) @ v",
+        f"({SCORES}).softmax(-1, dtype=torch.float32).to(q.dtype) @ v",
+        "(q @ k.mT / torch.sqrt(torch.tensor(q.shape[-1], dtype=torch.float32))).softmax(-1) @ v",
+    ],
+    ids=["all of it", "softmax", "scale"],
+)
+def test_what_is_computed_in_float32(make: Make, body: str) -> None:
+    made = make(f"def f(q, k, v):\n    return {body}")
+    assert made.claims.conventions.product_precision is ProductPrecision.FLOAT32
+    assert "computes in float32 for inputs in float64" in made.about
+    assert_conforms(made)
+
+
+def test_what_is_computed_in_float64_or_in_bfloat16_is_not_taken_for_it(make: Make) -> None:
+    for dtype in ("float64", "bfloat16"):
+        made = make(f"def f(q, k, v):\n    return ({SCORES}).softmax(-1, dtype=torch.{dtype}).to(q.dtype) @ v")
+        assert made.claims.conventions.product_precision is ProductPrecision.WORKING
+
+
+def test_a_row_without_keys_under_a_published_name(make: Make) -> None:
+    made = make(
+        f"def f(q, k, v, attn_mask):\n    return ({SCORES}).masked_fill(~attn_mask, -torch.inf).softmax(-1) @ v"
+    )
+    assert made.claims.conventions.empty_row_bool is EmptyRow.NAN
+    assert "a row without keys gets nan" in made.about
+
+
+@pytest.mark.parametrize(("flag", "seen"), [("causal", Alignment.BOTTOM_RIGHT), ("is_causal", Alignment.TOP_LEFT)])
+def test_the_corner_of_a_flag_whose_name_promises_none(make: Make, flag: str, seen: Alignment) -> None:
+    made = make(f"""
+def f(q, k, v, {flag}=False):
+    s = {SCORES}
+    later = torch.ones_like(s, dtype=torch.bool).triu(1 + s.shape[-1] - s.shape[-2])
+    return (s.masked_fill(later, -torch.inf) if {flag} else s).softmax(-1) @ v
+""")
+    assert made.claims.conventions.causal_alignment is seen
+
+
+ITS_OWN_HEADS = """
+class f(nn.Module):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
+
+    def forward(self, query, key, value, need_weights=False):
+        given = (self.q(query), self.k(key), self.v(value))
+        q, k, v = (SPLIT.unflatten(-1, (self.h, -1)).transpose(1, 2) for x in given)
+        return self.o(attend(q, k, v)[0].transpose(1, 2).flatten(2)[..., : query.shape[-1]]), None
+"""
+
+
+@pytest.mark.parametrize(
+    ("split", "status"),
+    [("x", Status.PASS), ("nn.functional.pad(x, (0, -x.shape[-1] % self.h))", Status.FAIL)],
+    ids=["first call", "never"],
+)
+def test_heads_that_do_not_divide_the_width_may_be_refused_in_the_first_call(
+    make: Make, split: str, status: Status
+) -> None:
+    (verdict,) = run(make(ITS_OWN_HEADS.replace("SPLIT", split)), ("errors.heads",), ("float32",))
+    assert verdict.status is status
