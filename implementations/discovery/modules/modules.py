@@ -293,7 +293,8 @@ def module_candidate(
 def _built_and_called(plan: ModulePlan, num_heads: int, width: int) -> object:
     """The module of a total width, which may refuse the heads that do not divide it in its first call, too."""
     module = plan.make.construct(num_heads, width)
-    fitted = fit(PLAIN.sized(num_heads=1, d_k=width, d_v=width), plan.check.claims)
+    one_width = plan.check.without({Feature.INPUT_WIDTHS, Feature.MODEL_WIDTH}).claims
+    fitted = fit(PLAIN.sized(num_heads=1, d_k=width, d_v=width), one_width)
     if not isinstance(fitted, Unsupported):
         problem = build(fitted, "float32").forward_only()
         plan.call(module, tensors(problem, "cpu"), problem)
