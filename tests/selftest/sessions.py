@@ -1,5 +1,6 @@
 """Sessions: pytest runs of the suite inside a test, on candidates of the test's own."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,8 @@ def checks_of(implementation: Implementation, *beginnings: str) -> list[str]:
     marks = (mark for name, mark in clause_tests().items() if name.startswith(beginnings))
     own = (mark for mark in marks if not claimed(load()[mark.clause], implementation.claims))
     return [mark.clause for mark in own for dtype in mark.dtypes if dtype in implementation.claims.dtypes]
+
+
+def unfolded(screen: str) -> str:
+    """The text of a screen with its commands in one line each."""
+    return re.sub(r" \\\n +", " ", screen)

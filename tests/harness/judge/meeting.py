@@ -10,7 +10,7 @@ import numpy as np
 from attention_conformance.implementations.api.contract import Claims
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.reference.visibility import allowed_keys
-from attention_conformance.spec.cases import Case, Pattern, Scores, Sizes
+from attention_conformance.spec.cases import Case, Layout, Pattern, Scores, Sizes
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.covering import mended
 from attention_conformance.spec.features import Feature
@@ -84,13 +84,17 @@ def _meetings(claims: Claims) -> tuple[tuple[Case, Call], ...]:
     def allowed(case: Case, call: Call) -> bool:
         differentiated = Feature.GRADIENTS in claims or not (call.needs or call.cotangent)
         of_mask = Feature.MASK_GRADIENT in claims or call.needs != "attn_mask"
-        viewed = Feature.VIEWS in claims or not call.apart
-        if not (differentiated and of_mask and viewed):
+        if not (differentiated and of_mask and (not call.apart or _takes_views(case, claims))):
             return False
         fitted = fit(case, claims)
         return isinstance(fitted, Case) and (fitted.module is None or _joined(fitted.sizes) <= MOST_JOINED)
 
     return tuple(meetings(allowed, claims.conventions))
+
+
+def _takes_views(case: Case, claims: Claims) -> bool:
+    viewed = fit(replace(case, layout=Layout.TRANSPOSED), claims)
+    return isinstance(viewed, Case) and viewed.layout is not Layout.CONTIGUOUS
 
 
 def assert_meeting(judge: Judge, case: Case, call: Call) -> None:

@@ -21,7 +21,7 @@ from attention_conformance.tests.harness.explain.replay import ReplayError, read
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.harness.run.plan.selection import UsageError, require_different
-from attention_conformance.tests.selftest.sessions import ROOT
+from attention_conformance.tests.selftest.sessions import ROOT, unfolded
 
 EXAMPLES = ROOT / "docs" / "examples" / "workers"
 CLAUSES = ("scores.*", "masks.bool", "masks.float", "causal.*", "effects.global-state", "errors.*")
@@ -98,9 +98,9 @@ def test_a_wrong_worker_is_caught_and_its_mistake_named(
     assert done.returncode == ExitStatus.FAILS
     assert f"matches `{defect}`" in done.stdout
     assert clause in {v["clause"] for v in verdicts(tmp_path) if v["status"] == "fail"}
-    assert f"--command '{commands[example]} --wrong' --clause" in done.stdout
+    assert f"--command '{commands[example]} --wrong' --clause" in unfolded(done.stdout)
     file = next((tmp_path / "report" / "failures").glob(f"{clause}--*--float64.json"))
-    assert f"{file.relative_to(tmp_path)} --command '{commands[example]} --wrong'" in done.stdout
+    assert f"{file.relative_to(tmp_path)} --command '{commands[example]} --wrong'" in unfolded(done.stdout)
     failure = read(file)
     with pytest.raises(ReplayError, match=r"is started only if you give it: --command '.* --wrong'$"):
         replay(failure, RunSettings())
