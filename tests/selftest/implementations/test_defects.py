@@ -19,7 +19,8 @@ def test_fails_on_the_right_clauses(defect: Defect) -> None:
     verdicts = run(defect.implementation, defect.clauses + defect.holds, (defect.dtype,))
     by_clause = {verdict.clause: verdict for verdict in verdicts}
     assert set(by_clause) == {*defect.clauses, *defect.holds}
-    assert {clause for clause, verdict in by_clause.items() if verdict.status is Status.FAIL} == set(defect.clauses)
+    failing = {clause for clause, verdict in by_clause.items() if verdict.status is Status.FAIL}
+    assert failing == set(defect.clauses), [(v.clause, v.status, v.reason) for v in verdicts]
     for clause in defect.clauses:
         failure = by_clause[clause].failure
         assert failure is not None
