@@ -8,13 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import torch
 
 from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, output_of
-from attention_conformance.implementations.discovery.modules.template import Variant, output_of_variant, projected
 from attention_conformance.implementations.discovery.probe import Floats
 from attention_conformance.spec.conventions import ProductPrecision
 from attention_conformance.spec.features import Scope
@@ -82,17 +80,27 @@ def _scale_in_float32(check: ClaimCheck) -> bool:
 
 def _with_scale(problem: Problem, scale: float, causal: bool) -> Floats:
     """The output of plain attention with a scale."""
+    if problem.scope is not Scope.OP:
+        return _of_module(problem, scale, causal)
+    scores = problem.query @ problem.key.swapaxes(-1, -2) * scale
+    if causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=np.bool_), scores, -math.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    output: Floats = weights / weights.sum(-1, keepdims=True) @ problem.value
+    return output
+
+
+def _of_module(problem: Problem, scale: float, causal: bool) -> Floats:
+    # Functions of NumPy are looked at where torch is not installed.
+    import torch
+
+    from attention_conformance.implementations.discovery.modules import template
+
     arrays = {name: torch.from_numpy(array) for name, array in problem.arrays().items()}
     query, key, value = (arrays.get(name, arrays["query"]) for name in ("query", "key", "value"))
-    if problem.scope is Scope.OP:
-        scores = query @ key.mT * scale
-        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
-        weights = (scores.masked_fill(later, -math.inf) if causal else scores).softmax(-1)
-        plain: Floats = (weights @ value).numpy()
-        return plain
-    given = projected((query, key, value), arrays, problem.num_heads)
-    scaled = replace(given, query=given.query * scale)
-    output: Floats = output_of_variant(scaled, Variant(Premises(causal=causal), scale=0.0)).numpy()
+    given = template.projected((query, key, value), arrays, problem.num_heads)
+    variant = template.Variant(Premises(causal=causal), scale=0.0)
+    output: Floats = template.output_of_variant(replace(given, query=given.query * scale), variant).numpy()
     return output
 
 

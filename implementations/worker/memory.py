@@ -210,10 +210,14 @@ def _gnu() -> ctypes.CDLL | None:
         return None
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
-    block = library.malloc(2 * _USUAL)
-    library.free(block)
-    # Such a large block begins directly after its size, at the start of a page; other allocators differ.
-    return library if block and block % mmap.PAGESIZE == 2 * ctypes.sizeof(ctypes.c_size_t) else None
+    # Such a large block begins directly after its size, at the start of a page, but for one that fits into a hole of
+    # the heap; other allocators differ.
+    for size in (2 * _USUAL, 2**29, 2**31):
+        block = library.malloc(size)
+        library.free(block)
+        if block and block % mmap.PAGESIZE == 2 * ctypes.sizeof(ctypes.c_size_t):
+            return library
+    return None
 
 
 def _forgotten_peak() -> int | None:

@@ -1,6 +1,8 @@
 """The peak of a call is that of its arrays, with any allocator; memory that stays after calls is detected."""
 
 import gc
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -152,3 +154,25 @@ def test_the_library_of_an_implementation_is_known() -> None:
     libraries = {each.name: library(each) for each in BUILTIN}
     assert libraries["inhouse.numpy"] == "numpy"
     assert libraries["torch.sdpa"] == libraries["inhouse.tiled"] == libraries["torch.mha"] == "torch"
+
+
+HOLE = """
+import ctypes
+from attention_conformance.implementations.worker.memory import _gnu
+library = ctypes.CDLL(None)
+library.malloc.restype, library.malloc.argtypes, library.free.argtypes = (
+    ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+)
+library.mallopt(-3, 2**25)
+library.mallopt(-1, 2**28)
+blocks, last = [library.malloc(2**24) for _ in range(8)], library.malloc(1000)
+for block in blocks:
+    library.free(block)
+print(_gnu() is not None)
+"""
+
+
+def test_a_hole_of_the_heap_is_not_taken_for_another_allocator() -> None:
+    """In a process that has freed much, no call was seen to need memory."""
+    done = subprocess.run([sys.executable, "-c", HOLE], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
