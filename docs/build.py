@@ -59,7 +59,7 @@ def generated() -> dict[str, str]:
     rows = list(scores_by_chapter(chapters, score, reach, diagnosis))
     return {
         "defects.md": rendered("defects.md", defects=defects, chapters=chapters),
-        "scores.md": rendered("scores.md", rows=rows, mutation=score, reach=reach, **counts),
+        "scores.md": rendered("scores.md", rows=rows, defects=len(defects), mutation=score, reach=reach, **counts),
         "mutation.md": rendered("mutation.md", defects=defects, score=score, chosen=by_chapter),
         "reach.md": rendered("reach.md", score=reach),
         "diagnosis.md": rendered("diagnosis.md", score=diagnosis, **counts),

@@ -218,7 +218,7 @@ def _mended_extension(case: Case, any_row: bool) -> Case:
     started = extension.query_starts or extension.query_start is not None
     emptying = (holes or case.causal) and not any_row
     if extension.packing is not Packing.NONE and (started or emptying or (holes and extension.has_lengths)):
-        case = case.extended(packing=Packing.NONE)  # no clause says what masks do beside cumulative lengths
+        case = case.extended(packing=Packing.NONE)  # no clause says what masks do with cumulative lengths
     if case.causal:
         # A shipping module fails on this in every combination; chapter sinks checks it alone.
         case = case.extended(zero_attn=False, bias_kv=False)

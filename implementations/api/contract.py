@@ -141,7 +141,7 @@ class Implementation:
         run: computes a problem on a device such as "cpu" or "cuda:0". It keeps no reference to the problem's arrays.
         about: one line for listings.
         expected_failures: deviations that are known and public.
-        construct: builds the module for a head count and width and throws it away; for clauses on errors.
+        construct: builds the module for a head count and width, may call it, and throws it away; for clauses on errors.
         alternatives: other ways to call it that have to give the same result, such as "in evaluation mode", each as
             a `run` of its own. They go together with `Feature.ALTERNATIVES`.
         functions: plain functions next to the attention, by the names in `FUNCTIONS`, that take numbers and return

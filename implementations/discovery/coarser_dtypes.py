@@ -91,7 +91,10 @@ def _with_scale(problem: Problem, scale: float, causal: bool) -> Floats:
 
 
 def _of_module(problem: Problem, scale: float, causal: bool) -> Floats:
-    # Functions of NumPy are looked at where torch is not installed.
+    """The same of a module, whose weights are applied first.
+
+    Only modules need torch: functions of NumPy are looked at where it is not installed.
+    """
     import torch
 
     from attention_conformance.implementations.discovery.modules import template

@@ -211,8 +211,8 @@ class Constructor:
     @property
     def features(self) -> frozenset[Feature]:
         """What its parameters claim."""
-        told = (feature for option in self.spelled for feature in CONSTRUCTOR_OPTIONS[option].features)
-        return frozenset([*told, Feature.GROUPED] if self.kv_heads or self.grouped else told)
+        named = (feature for option in self.spelled for feature in CONSTRUCTOR_OPTIONS[option].features)
+        return frozenset([*named, Feature.GROUPED] if self.kv_heads or self.grouped else named)
 
 
 def constructor(kind: type[nn.Module]) -> Constructor:

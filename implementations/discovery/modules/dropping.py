@@ -3,6 +3,7 @@
 from torch import nn
 
 RATE = 0.5
+"""The other rate: in training it would change almost any answer."""
 
 
 def with_dropout(module: nn.Module) -> bool:
