@@ -129,6 +129,7 @@ class Worker:
                 "about": loaded.about,
                 "findings": dict(loaded.findings),
                 "as_seen": list(loaded.as_seen),
+                "stated": list(loaded.stated),
                 "language": "Python",
                 "versions": {
                     "Python": platform.python_version(),
