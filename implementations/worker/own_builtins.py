@@ -53,7 +53,8 @@ class OwnBuiltins:
         self.theirs = {} if _all(_map(is_, NAMES.values(), HELD)) else _changed()
         NAMES.update(OWN)
         if error is not None:
-            return Message({"error": f"left its process unusable: {located_line(error)}{self._named()}", "exception": ""})
+            where = f"{located_line(error)}{self._named()}"
+            return Message({"error": f"left its process unusable: {where}", "exception": ""})
         assert given is not None
         return self._with_names(given)
 
