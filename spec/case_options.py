@@ -224,3 +224,14 @@ CASE_OPTIONS = (
     CaseOption(Feature.LATENT, "latent", Extension(latent=6, decoupled=2), {"w_uk": (), "w_uv": ()}),
 )
 """In the order in which their arrays are drawn."""
+
+
+def lacks_presumed(extension: Extension) -> bool:
+    """Whether it has an option without what that presumes, and so means nothing; tables rotate as a base does."""
+    return any(option.used(extension) and not _presumed(option, extension) for option in CASE_OPTIONS)
+
+
+def _presumed(option: CaseOption, extension: Extension) -> bool:
+    if option.presumed.rotates:
+        return extension.rotates
+    return all(other.used(extension) for other in CASE_OPTIONS if other.used(option.presumed))

@@ -102,10 +102,15 @@ class RenamedCall:
         if self.numeric:
             masks = {"bool_mask", "key_padding_mask"} & set(self.options.spelled)
             given |= {n: _as_numbers(given[n], inputs[0]) for n in map(self.options.spelled.get, masks) if n in given}
-        own = self.options.spelled.get("bool_mask")
-        if self.unmasked is not None and own is not None and given.get(own) is None:
+        own = self.mask_name
+        if self.unmasked is not None and own and given.get(own) is None:
             given[own] = _filled(inputs[0], inputs[1], self.unmasked)
         return partial(self.function, *inputs, **given)
+
+    @property
+    def mask_name(self) -> str:
+        """Its own name for a mask of queries and keys, or for a bias alone; empty for none."""
+        return self.options.spelled.get("bool_mask") or self.options.spelled.get("float_mask", "")
 
     def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
         whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)

@@ -59,7 +59,11 @@ from attention_conformance.implementations.discovery.functions.on_request import
 from attention_conformance.implementations.discovery.functions.one_input import OneInput, of_one_input
 from attention_conformance.implementations.discovery.functions.one_key_head import OneKeyHead, with_key_heads
 from attention_conformance.implementations.discovery.functions.size_limits import claims_to_try, with_size_limits
-from attention_conformance.implementations.discovery.functions.table_forms import with_narrow_tables, with_table_form
+from attention_conformance.implementations.discovery.functions.table_forms import (
+    with_narrow_tables,
+    with_slopes_of_samples,
+    with_table_form,
+)
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.module_masks import (
     ADDED,
@@ -215,7 +219,7 @@ def _usual_candidate(
     check, tables = with_table_form(check, options.spelled, settings)
     known = frozenset({Feature.GROUPED}) if one_key_head else frozenset()
     check, refuted = option_claims(check, options.named.features | known)
-    check, refuted = with_narrow_tables(check), [*tables, *refuted]
+    check, refuted = with_slopes_of_samples(with_narrow_tables(check)), [*tables, *refuted]
     scores = returns_scores(getattr(function, "function", function))
     found = extras_seen(check, plain, _extents(claims), scores)
     extras = tuple(e for e in found if e.name != "averaged_weights")
@@ -311,8 +315,7 @@ def _suited_in_size(
         for sized in claims_to_try(claims):
             with suppress(TargetError):
                 return _suited(function, sized, device)
-        own = function.options.spelled.get("bool_mask")
-        for filling in (True, False, 0.0) if own in function.options.always else ():
+        for filling in (True, False, 0.0) if function.mask_name in function.options.always else ():
             with suppress(TargetError):
                 found = _suited(replace(function, unmasked=filling), claims, device)
                 if _reads_keys(found[0]):
