@@ -50,8 +50,11 @@ class CaseOption:
 
 
 def _slopes(rng: Any, heads: int, usual: bool) -> Any:
-    drawn = rng.uniform(0.1, 0.9, heads)
-    return 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads) if usual else drawn
+    if not usual:
+        return rng.uniform(0.1, 0.9, heads)
+    below = 1 << (max(1, heads).bit_length() - 1)
+    few, many = (2.0 ** (-8.0 * np.arange(1, n + 1) / n) for n in (below, 2 * below))
+    return np.concatenate([few, many[::2]])[:heads]
 
 
 CASE_OPTIONS = (

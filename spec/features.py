@@ -266,7 +266,7 @@ class Extension:
         query_starts: that position is given for each sample, and takes the place of `query_start`.
         query_lens: for each sample it is given how many first queries are real; the others see no key.
         alibi: a slope for each head is given; slope * distance is subtracted from the scores.
-        usual_slopes: these are 2 ** (-8 h / H) for heads 1 to H, and not drawn.
+        usual_slopes: these are 2 ** (-8 h / H) for heads 1 to H, or interleaved ones, and not drawn.
         alibi_samples: a slope for each head of each sample is given.
         relative_bias: the largest distance with a learned bias of its own, farther ones share the last; 0: none.
         bucketed_bias: how many buckets of distances have a learned bias of their own in each head; 0: none.

@@ -16,6 +16,7 @@ from attention_conformance.implementations.discovery.vocabulary import (
     FOR_BOTH,
     INPUTS,
     KNOWN_NAMES,
+    LENGTH_NAMES,
     OPTIONS,
     PARTNERS,
     ROLES,
@@ -287,7 +288,7 @@ def read_options(
 
 def _misspelled(keywords: set[str], spelled: Mapping[str, str]) -> dict[str, str]:
     """The known names that unknown parameters resemble, of options that the callable does not take otherwise."""
-    missing = [name for name, option in KNOWN_NAMES.items() if option not in spelled]
+    missing = [name for name, option in KNOWN_NAMES.items() if option not in spelled and name not in LENGTH_NAMES]
     similar = {name: get_close_matches(name, missing, 1, SIMILARITY) for name in sorted(keywords - set(KNOWN_NAMES))}
     return {name: matches[0] for name, matches in similar.items() if matches}
 

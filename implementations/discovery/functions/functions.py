@@ -65,13 +65,13 @@ from attention_conformance.implementations.discovery.functions.table_forms impor
     with_table_form,
 )
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
-from attention_conformance.implementations.discovery.modules.module_masks import (
+from attention_conformance.implementations.discovery.modules.module_masks import lengths_as_seen
+from attention_conformance.implementations.discovery.rows_without_keys import (
     ADDED,
     EMPTY,
     empty_rows_as_seen,
     empty_rows_of_each_kind,
     empty_rows_of_window,
-    lengths_as_seen,
 )
 from attention_conformance.implementations.discovery.shipped.shipped import ShippedCall, as_shipped, with_cache
 from attention_conformance.implementations.discovery.shipped.shipped_others import interfaces

@@ -62,7 +62,7 @@ def with_narrow_tables(check: ClaimCheck) -> ClaimCheck:
 
 
 def with_slopes_of_samples(check: ClaimCheck) -> ClaimCheck:
-    """The check with the claim of slopes (B, H), where equal rows are answered as the row alone: others may be wrong."""
+    """The check with the claim of slopes (B, H), where equal rows are answered as one: others may be wrong."""
     claiming = check.claiming({Feature.ALIBI_SAMPLES})
     fitted = fit(SLOPED.extended(alibi_samples=True), claiming.claims)
     if Feature.ALIBI not in check.claims or isinstance(fitted, Unsupported):

@@ -45,6 +45,7 @@ from attention_conformance.implementations.discovery.vocabulary import (
     INPUTS,
     KNOWN_NAMES,
     KWARGS_OF_FORWARD,
+    LENGTH_NAMES,
     WEIGHTS_RETURNED,
     MaskForm,
 )
@@ -79,6 +80,7 @@ class ModuleCall:
         form: the shape in which it takes attention masks.
         flag_with_mask: whether its causal flag describes a mask that is passed with it, as in nn.MultiheadAttention.
         float_padding: whether a padding mask together with a float mask is one of floats, as in nn.MultiheadAttention.
+        padding_added: whether added numbers of keys come as the padding mask.
         always: given in every call, such as that it shall return the weights.
         tap: the layer whose output is taken, where the module adds its input to that.
         keywords: its own names for its inputs, where it takes them by keyword only.
@@ -102,6 +104,7 @@ class ModuleCall:
     form: MaskForm = MaskForm.FLAT
     flag_with_mask: bool = True
     float_padding: bool = True
+    padding_added: bool = False
     always: Mapping[str, object] = field(default_factory=dict)
     tap: str = ""
     keywords: tuple[str, ...] = ()
@@ -177,8 +180,8 @@ class ModuleCall:
     def _options(self, given: Tensors, problem: Problem) -> dict[str, Any]:
         if problem.causal and "is_causal" in self.options.implied:
             problem = problem.but(causal=False)
-        options = dict(mask_options(given, problem, self.polarity))
-        if not self.float_padding and "key_padding_mask" in options:
+        options = dict(mask_options(given, problem, self.polarity, self.padding_added))
+        if not self.float_padding and "key_padding_mask" in given:
             options["key_padding_mask"] = polarised(given["key_padding_mask"], self.polarity)
         if problem.causal and not (self.flag_with_mask and "bool_mask" in self.options):
             options.pop("attn_mask")
@@ -272,7 +275,7 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
     named = {p.name for p in inputs}
     others = [p for p in signature.parameters.values() if p.name not in named and (required(p) or _is_empty(p))]
-    of_tables = {p.name for p in others if words_of(p.name) & TABLE_WORDS}
+    of_tables = {p.name for p in others if words_of(p.name) & TABLE_WORDS or p.name in LENGTH_NAMES}
     unknown = [p.name for p in others if p.name in of_tables or (p.name not in KNOWN_NAMES and "drop" not in p.name)]
     known = signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in unknown])
     options = read_options(known, inputs, kwargs)

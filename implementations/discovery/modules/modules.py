@@ -118,7 +118,9 @@ class ModulePlan:
         """The plan with the premises that are given or seen, and a note on each."""
         if self.always.rotary_base and not given.rotary_base:
             given = replace(given, rotary_base=self.always.rotary_base)
-        given = replace(given, alibi=given.alibi or self.always.alibi, length=given.length or self.always.length)
+        if self.always.alibi and not given.alibi:
+            given = replace(given, alibi=True, interleaved=self.always.interleaved)
+        given = replace(given, length=given.length or self.always.length)
         if self.always.scale is not None and given.scale is None:
             given = replace(given, scale=self.always.scale)
         check, notes = with_premises(replace(self.check, function=self.call), given)
@@ -382,6 +384,10 @@ def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     if {"need_weights", "average_attn_weights"} <= set(spelled):
         always = {spelled["need_weights"]: True, spelled["average_attn_weights"]: True}
         yield "with averaged weights", plan.run(replace(call, always=always), extras={1: "averaged_weights"})
+    if published and {"key_padding_mask", "float_mask"} <= set(call.options.named.spelled):
+        added = replace(call, padding_added=True)
+        if not replace(plan.check, function=added).run(replace(BIASED, mask_shape=MaskShape.KEYS)).error:
+            yield "with numbers in its key_padding_mask", plan.run(added)
     if call.form is MaskForm.FLAT and "bool_mask" in spelled:
         either = replace(call, form=MaskForm.EITHER)
         if published or not replace(plan.check, function=either).run(shaped(MASKED, MaskForm.SHARED)).error:

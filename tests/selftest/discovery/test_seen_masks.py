@@ -186,3 +186,29 @@ def test_padding_that_is_ignored_says_nothing_of_rows_without_keys(make: Make) -
     made = make(text)
     assert Feature.BOOL_MASK in made.claims
     assert "without the mask" not in made.about
+
+
+@pytest.mark.parametrize(
+    ("masked", "claimed"),
+    [
+        ("s.masked_fill(~m[:, None, None], -torch.inf)", True),
+        ("s.masked_fill(~m[:1, None, None], -torch.inf)", True),
+        ("s.masked_fill(~m[:, None, :, None], 0.0)", False),
+        ("s", False),
+    ],
+    ids=["right", "of the first sample", "of queries", "ignored"],
+)
+def test_lengths_are_judged_where_they_hide_keys_of_one_sample_at_least(make: Make, masked: str, claimed: bool) -> None:
+    kept = "m = None if lengths is None else torch.arange(x.shape[1]) < lengths[:, None]"
+    given = {"inputs": "x, lengths=None", "masked": f"{kept}; s = s if m is None else {masked}"}
+    made = make(text_of(given))
+    assert (Feature.VALID_LENS in made.claims) is claimed
+    assert ("lengths" in made.findings) is not claimed
+
+
+def test_a_mask_of_keys_that_is_wrong_for_several_samples_is_judged(make: Make) -> None:
+    made = make(
+        text_of(changes("s = s if mask is None else s.masked_fill(~mask.roll(1, 0)[:, None, None], -torch.inf)"))
+    )
+    assert Feature.KEY_PADDING in made.claims
+    assert "mask is one of keys, for one sample" in made.about
