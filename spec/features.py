@@ -296,6 +296,7 @@ class Extension:
         chunks: the sequence is fed through a cache in pieces of these lengths; empty: at once.
         cache_length: positions that the cache has room for: more than the sequence has (static), or fewer (ring, where
             a window keeps queries from what was overwritten); 0: it grows.
+        unwritten: what of it is not used holds NaN, and not large numbers alone.
     """
 
     window_left: int | None = None
@@ -336,6 +337,7 @@ class Extension:
     evaluation: bool = False
     chunks: tuple[int, ...] = ()
     cache_length: int = 0
+    unwritten: bool = False
 
     @property
     def windowed(self) -> bool:
