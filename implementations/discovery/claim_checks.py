@@ -280,7 +280,8 @@ def _no_empty_sizes(check: ClaimCheck) -> str:
         return error
     output = safe_call(lambda: output_of(without_keys)).value
     options: Any = getattr(check.function, "options", None)
-    named = options and {"attn_mask", "is_causal"} & set(options.spelled.values())
+    masks = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.KEY_PADDING} & check.claims.features
+    named = masks and options and {"attn_mask", "is_causal"} & set(options.spelled.values())
     rows = check.claims.conventions  # where masks leave no key, too
     alike = EmptyRow.NAN in (rows.empty_row_bool, rows.empty_row_float)
     promised = not alike and (named or check.claims.scope is not Scope.OP)

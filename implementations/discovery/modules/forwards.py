@@ -17,6 +17,7 @@ from attention_conformance.implementations.adapters.op_options import extra_opti
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.bare import tapped
+from attention_conformance.implementations.discovery.modules.emptying import emptied, emptied_by
 from attention_conformance.implementations.discovery.modules.neutrals import (
     MASKS,
     NO_INPUT_WORDS,
@@ -93,6 +94,7 @@ class ModuleCall:
         named_parts: whether its answer is no tuple, but a list, a dictionary or an object of fields.
         each_sample: whether it takes one sample at a time, (L, E).
         listed: whether it takes its inputs in one list.
+        resets: its method that empties a cache which it holds, called before each call; empty for none.
         spatial: where its layout is another one: 1 for (B, E, L), 2 for (B, E, L, 1), 3 for (B, L, 1, E).
     """
 
@@ -117,6 +119,7 @@ class ModuleCall:
     named_parts: bool = False
     each_sample: bool = False
     listed: bool = False
+    resets: str = ""
     spatial: int = 0
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
@@ -163,6 +166,8 @@ class ModuleCall:
             options |= dict(zip(self.keywords, inputs, strict=not self.optional))
         positional: list[Any] = [] if self.keywords else [inputs] if self.listed else inputs
         call: Callable[[], Any] = partial(module, *positional, **options)
+        if self.resets:
+            call = partial(emptied, getattr(module, self.resets), call)
         if self.each_sample:
             call = partial(_each_sample, module, positional, options, len(inputs[0]))
         if self.tap:
@@ -281,6 +286,7 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     options = read_options(known, inputs, kwargs)
     count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)
     call = ModuleCall(count, _order(inputs), options, polarity, always=options.weights_returned, keywords=keywords)
+    call = replace(call, resets=emptied_by(kind))
     masks = [p.name for p in others if KNOWN_NAMES.get(p.name) in ("bool_mask", "float_mask")]
     calls = [call]
     if count == 1 and inputs and words_of(inputs[0].name) & OF_LISTS:

@@ -59,6 +59,33 @@ def test_a_cache_gives_in_pieces_what_it_gives_as_a_whole(make: Make, first: str
     assert fails(make, text) is wrong
 
 
+HOLDING = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.q, self.kv, self.out = heads, nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
+        self.held = None
+    def reset_cache(self):
+        self.held = None
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in (self.q(x), *self.kv(x).chunk(2, -1)))
+        if self.held is not None:
+            k, v = torch.cat([self.held[0], k], 2), torch.cat([self.held[1], v], 2)
+        self.held = k.detach(), v.detach()
+        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu({first})
+        s = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf)
+        return self.out((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("first", "wrong"), [("k.shape[2] - q.shape[2] + 1", False), ("1", True)])
+def test_a_cache_that_it_holds_is_emptied_before_each_sequence(make: Make, first: str, wrong: bool) -> None:
+    made = make(HOLDING.format(first=first))
+    assert "in pieces after reset_cache()" in made.alternatives
+    (plain, otherwise) = run(made, ("causal.square", "relations.alternatives"), ("float32",))
+    assert {plain.status, otherwise.status} == ({Status.PASS, Status.FAIL} if wrong else {Status.PASS})
+
+
 def test_a_cache_in_a_form_of_its_own_is_stated(make: Make) -> None:
     assert "past_kv" in make(CACHED.format(first="1", cache="None")).findings
 
