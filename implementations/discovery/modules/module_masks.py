@@ -244,14 +244,14 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
     given = [f for f, (option, _) in EMPTIED_BY.items() if f in check.claims and option in call.options.spelled]
     for feature in given:
         kinds = ROWS if given == [feature] else OWN_ROWS[feature]
-        check, notes = empty_rows_as_seen(check, shaped(EMPTIED_BY[feature][1], call.form), notes, kinds)
+        check = empty_rows_as_seen(check, shaped(EMPTIED_BY[feature][1], call.form), kinds)
     if Feature.KEY_PADDING in check.claims and not is_published(call) and hides_queries(check):
         check = check.without({Feature.KEY_PADDING})
         notes = [*notes, "key-padding not claimed: it hides tokens as queries, too"]
     if Feature.KEY_PADDING in check.claims:
         both = not given and Feature.CAUSAL not in check.claims  # if it is always causal, its triangle and padding meet
-        check, notes = empty_rows_as_seen(check, EMPTY, notes, ("padding", "causal") if both else ("padding",))
-    return check, list(dict.fromkeys(notes))
+        check = empty_rows_as_seen(check, EMPTY, ("padding", "causal") if both else ("padding",))
+    return check, notes
 
 
 def lengths_as_seen(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:

@@ -176,7 +176,7 @@ def test_a_function_of_that_very_name_needs_fewer_parameters(name: str) -> None:
     attend.__name__ = name
     made = wrapped(name, attend, {}, "cpu")
     assert made.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
-    assert ("as seen, its causal mask starts bottom-right" in made.about) is (name == "attend")
+    assert ("its causal mask starts bottom-right" in made.stated) is (name == "attend")
 
 
 @pytest.mark.parametrize("name", ["sm_scale", "scaling", "softmax_scale"])

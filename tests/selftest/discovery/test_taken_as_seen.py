@@ -40,13 +40,21 @@ def test_a_row_without_keys_under_a_published_name(make: Make) -> None:
         f"def f(q, k, v, attn_mask):\n    return ({SCORES}).masked_fill(~attn_mask, -torch.inf).softmax(-1) @ v"
     )
     assert made.claims.conventions.empty_row_bool is EmptyRow.NAN
-    assert "a row without keys gets nan" in made.about
+    assert "a row without keys gets nan" in made.stated
 
 
-@pytest.mark.parametrize(("flag", "seen"), [("causal", Alignment.BOTTOM_RIGHT), ("is_causal", Alignment.TOP_LEFT)])
-def test_the_corner_of_a_flag_whose_name_promises_none(make: Make, flag: str, seen: Alignment) -> None:
+@pytest.mark.parametrize(
+    ("flag", "words", "seen"),
+    [
+        ("causal", "", Alignment.BOTTOM_RIGHT),
+        ("is_causal", "", Alignment.TOP_LEFT),
+        ("is_causal", "Causal masks are aligned to the bottom right.", Alignment.BOTTOM_RIGHT),
+    ],
+)
+def test_the_corner_of_a_flag_whose_name_promises_none(make: Make, flag: str, words: str, seen: Alignment) -> None:
     made = make(f"""
 def f(q, k, v, {flag}=False):
+    {words!r}
     s = {SCORES}
     later = torch.ones_like(s, dtype=torch.bool).triu(1 + s.shape[-1] - s.shape[-2])
     return (s.masked_fill(later, -torch.inf) if {flag} else s).softmax(-1) @ v
