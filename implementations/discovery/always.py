@@ -168,7 +168,8 @@ def _with_small_scores(problem: Problem) -> Problem:
     names = [name for name in ("w_q", "b_q") if name in problem.parameters] or ["query"]
     width = problem.arrays()[names[0]].shape[-1] // (problem.num_heads if problem.parameters else 1)
     factor = 2.0 ** -round(math.log2(max(1, width)) / 2)  # a power of two: exact in each dtype
-    return problem.with_arrays({name: problem.arrays()[name] * factor for name in names})
+    arrays = {name: problem.arrays()[name] for name in names}
+    return problem.with_arrays({name: (x * factor).astype(x.dtype) for name, x in arrays.items()})  # bfloat16 widens
 
 
 def rows(check: ClaimCheck, problem: Problem) -> Floats | None:

@@ -124,6 +124,6 @@ def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | N
         return EmptyRow.NAN
     scoring = [name for name in ("w_q", "b_q") if name in problem.parameters] or ["query"]
     alike = problem.but(attn_mask=None, key_padding_mask=None, causal=False, extension=NOTHING)
-    equal = rows(check, alike.with_arrays({name: problem.arrays()[name] * 0 for name in scoring}))
+    equal = rows(check, alike.with_arrays({name: np.zeros_like(problem.arrays()[name]) for name in scoring}))
     seen = [] if equal is None else [equal[sample, ..., each, :] for each in (at, -1)]  # the last one sees every key
     return EmptyRow.UNIFORM if any(near(row, each, check.dtype) for each in seen) else None
