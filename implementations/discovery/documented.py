@@ -35,6 +35,15 @@ def states_bottom_right(target: object) -> bool:
     return bool(BOTTOM_RIGHT.search(inspect.getdoc(target) or ""))
 
 
+INTEGERS = re.compile(r"\b0 ?(?:/|and|or) ?1\b|\b1 ?(?:/|and|or) ?0\b|\bint(?:s|egers?|32|64)?\b", re.IGNORECASE)
+"""Words for a mask of integers."""
+
+
+def states_integers(target: object, name: str) -> bool:
+    """Whether its documentation states that a mask may be one of integers."""
+    return any(INTEGERS.search(line) for line in _lines(target, name))
+
+
 def _polarity(match: re.Match[str]) -> Polarity:
     shows = re.fullmatch(SHOWN, match["word"], re.IGNORECASE) is not None
     negated = bool(match["negated"]) or re.search(rf"\b(?:{NEGATED})\b", match["between"], re.IGNORECASE) is not None

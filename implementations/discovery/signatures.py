@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import (
@@ -26,6 +28,7 @@ from attention_conformance.implementations.discovery.vocabulary import (
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import Premises
+from attention_conformance.spec.problem import DTYPES
 
 torch = optional("torch")
 
@@ -164,6 +167,15 @@ def switched_off(parameters: Iterable[inspect.Parameter]) -> dict[str, object]:
         elif p.name in OPTIONS["is_causal"].parameters and (required(p) or p.default is True):
             given[p.name] = False
     return given
+
+
+def stated_dtype(signature: inspect.Signature) -> str:
+    """The type of numbers that its parameter `dtype` has by default, and in which it computes; empty for none."""
+    parameter = signature.parameters.get("dtype")
+    if parameter is None or parameter.default in (None, parameter.empty):
+        return ""
+    name = str(parameter.default).removeprefix("torch.")
+    return name if name in DTYPES else safe_call(lambda: np.dtype(parameter.default).name).value or ""
 
 
 @dataclass(frozen=True)

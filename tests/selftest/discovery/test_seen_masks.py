@@ -6,6 +6,8 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
 from attention_conformance.tests.selftest.discovery.test_given_forms import text_of
 
@@ -212,3 +214,19 @@ def test_a_mask_of_keys_that_is_wrong_for_several_samples_is_judged(make: Make) 
     )
     assert Feature.KEY_PADDING in made.claims
     assert "mask is one of keys, for one sample" in made.about
+
+
+@pytest.mark.parametrize(("doc", "hidden", "wrong"), [("", "~m", None), ("0/1", "m == 0", False), ("ints", "~m", True)])
+def test_masks_of_integers_are_another_way_to_call_where_they_are_documented(
+    make: Make, doc: str, hidden: str, wrong: bool | None
+) -> None:
+    made = make(f"""
+def f(q, k, v, mask=None):
+    "mask: booleans, {doc}"
+    s, m = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5, True if mask is None else mask
+    e = np.exp(np.where(np.asarray({hidden if hidden == "m == 0" else "np.invert(m)"}, bool), -1e30, s))
+    return e / e.sum(-1, keepdims=True) @ v
+""")
+    assert ("with its masks as integers" in made.alternatives) is (wrong is not None)
+    (found,) = run(made, ("relations.alternatives",), ("float64",))
+    assert (found.status is Status.FAIL) is bool(wrong)
