@@ -76,11 +76,11 @@ from attention_conformance.implementations.discovery.modules.module_runs import 
 from attention_conformance.implementations.discovery.modules.narrow_windows import with_narrow_window
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.own_cache import InPieces, calls_in_pieces, unused_caches
-from attention_conformance.implementations.discovery.modules.promises import has_published_interface
+from attention_conformance.implementations.discovery.modules.promises import has_published_interface, is_unscaled
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import Case, Layout, MaskShape, Padding
-from attention_conformance.spec.conventions import Conventions, Polarity
+from attention_conformance.spec.conventions import Conventions, DefaultScale, Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premises
@@ -171,6 +171,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         features = _features(make, call) | make.features
     if variant is not None and variant.premises.rotary_base:
         conventions = replace(conventions, rotary_pairing=variant.pairing)
+    if variant is not None and is_unscaled(kind, variant):
+        conventions = replace(conventions, default_scale=DefaultScale.ONE)
     length = make.tokens if make.window in SQUARES else 0
     check = ClaimCheck(
         call,
@@ -180,6 +182,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         ),
         device,
     ).in_first_dtype()
+    if conventions.default_scale is DefaultScale.ONE:
+        check = check.stating("its scores are not scaled")
     make = with_narrow_window(make, lambda each: replace(check, adapt=partial(module_run, each)))
     check = replace(check, adapt=partial(module_run, make))
     first, second = check.run(PLAIN), check.run(PLAIN)
