@@ -99,3 +99,24 @@ def test_a_window_is_narrow_enough_to_be_seen(make: Make, before: str, left: int
 @pytest.mark.parametrize(("training", "wrong"), [("self.training", False), ("True", True)])
 def test_dropout_is_off_in_evaluation_mode_however_its_rate_is_held(make: Make, training: str, wrong: bool) -> None:
     assert fails(make, DROPPING.format(training=training)) is wrong
+
+
+UNSCALED = """
+class NAME(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.q, self.k, self.v, self.o = heads, *(nn.Linear(dim, dim, bias=False) for _ in range(4))
+    def forward(self, x, position_bias=None):
+        q, k, v = (split(each(x), self.h) for each in (self.q, self.k, self.v))
+        s = q @ k.mT + (0.0 if position_bias is None else position_bias)
+        return self.o((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+f = NAME
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("T5Attention", Status.PASS), ("Attention", Status.FAIL)])
+def test_scores_are_not_scaled_where_the_name_states_it(make: Make, name: str, status: Status) -> None:
+    made = make(UNSCALED.replace("NAME", name))
+    (found,) = run(made, ("scores.scale-default",), ("float32",))
+    assert found.status is status
+    assert "judged without 'position_bias'" in made.about
