@@ -124,8 +124,9 @@ def mask_options(
 def _of_keys(given: Tensors, problem: Problem) -> bool:
     """Whether the only mask is one of numbers for the keys of each sample."""
     mask = given.get("attn_mask")
-    alone = mask is not None and "key_padding_mask" not in given and not problem.causal
-    return alone and mask.is_floating_point() and mask.ndim == 4 and mask.shape[1:3] == (1, 1)
+    if mask is None or "key_padding_mask" in given or problem.causal:
+        return False
+    return mask.is_floating_point() and mask.ndim == 4 and mask.shape[1:3] == (1, 1)
 
 
 def polarised(mask: torch.Tensor, polarity: Polarity) -> torch.Tensor:

@@ -47,7 +47,7 @@ def with_premises(check: ClaimCheck, given: Premises) -> tuple[ClaimCheck, list[
     if not given.causal and Feature.CAUSAL not in check.claims and sees_no_later_key(check):
         premises = replace(premises, causal=True)
     if Premise.WINDOW not in given.names and Feature.WINDOW not in check.claims:
-        left, right = _window(check)
+        left, right = window_seen(check)
         ignored = right == 0 and Feature.CAUSAL in check.claims  # a flag: that it is always causal is a mistake
         left, right = (None, None) if ignored else (left, right)
         premises = replace(premises, window_left=left, window_right=None if premises.causal else right)
@@ -116,7 +116,7 @@ def _reach(check: ClaimCheck, case: Case) -> int | None:
     return next(iter(reaches)) if len(reaches) == 1 else None
 
 
-def _window(check: ClaimCheck) -> tuple[int | None, int | None]:
+def window_seen(check: ClaimCheck) -> tuple[int | None, int | None]:
     """How many keys before and after its own number each query sees; None: no limit is seen, or not the same for all.
 
     What sees a key before it, but not the one at its place, is no window.
