@@ -17,7 +17,7 @@ BENCH  := report/bench.json
 
 .PHONY: conformance test thorough bench bench-compare bench-calibration lint types bounds mutation reach conventions
 .PHONY: audit-score covering clause-seconds profile-suite door-cost docs links format clean report-diff first-contact wheel-check diagnosis-score
-.PHONY: peers matrix audit-packages
+.PHONY: peers matrix audit-packages kernels
 
 conformance: $(JUDGES)
 	$(RUN) -m pytest --report report -n 2 --dist worksteal
@@ -27,6 +27,14 @@ test: lint types
 
 thorough: lint types
 	$(RUN) -m pytest tests/selftest tests/conformance --thorough -n 2 --dist worksteal
+
+# The built-in Triton and Pallas kernels, interpreted, and each with mistakes of such kernels. Triton stays beside the
+# environment, where torch does not find it; where Triton or JAX is missing, its tests are skipped and say so.
+kernels: $(READY)
+	$(RUN) -m pip install --quiet --no-deps --constraint constraints.txt --target $(VENV)/kernels 'triton>=3.4' || \
+		echo "pip could not install triton"
+	PYTHONPATH=$(VENV)/kernels TRITON_INTERPRET=1 $(RUN) -m pytest --thorough -n 2 --dist worksteal -rs -k "not does_not_hold" \
+		tests/selftest/implementations/test_triton.py tests/selftest/implementations/test_pallas.py
 
 lint: $(READY)
 	$(RUN) -m ruff check .
