@@ -119,7 +119,7 @@ def unused_buffer_attended(stream: Stream) -> Feed:
     return CacheSteps(empty_store=zeroed, visible=everything).open(stream)
 
 
-@breaks_cache("cache.static", holds=("cache.decode", "cache.chunked-prefill"), severity=NAN)
+@breaks_cache("cache.unwritten", holds=("cache.decode", "cache.static"), severity=NAN)
 def unused_values_multiplied_by_zero(stream: Stream) -> Feed:
     def everything(store: Rows, new: Rows, after: Rows) -> Rows:
         far = after.positions.masked_fill(after.positions < 0, stream.room)

@@ -45,7 +45,8 @@ def described(case: Case) -> str:
     """Where the pieces begin, and how many positions the cache has."""
     chunks, room = case.extension.chunks, case.extension.cache_length
     starts = ", ".join(str(end - length) for length, end in zip(chunks, accumulate(chunks), strict=True))
-    return f"pieces begin at positions {starts}" + (f", and there is room for {room}" if room else "")
+    filled = " that holds NaN" if case.extension.unwritten else ""
+    return f"pieces begin at positions {starts}" + (f", and there is room for {room}{filled}" if room else "")
 
 
 def started(query_length: int, key_length: int, query_start: int) -> Case:
@@ -134,6 +135,7 @@ CLAUSES = table(
         *(windowed(3, STATIC[2]), STATIC[0].sized(num_heads=6, num_kv_heads=3)),
         context=described,
     ),
+    row("cache.unwritten", *(case.extended(unwritten=True) for case in STATIC), context=described),
     row("cache.ring", *WINDOWED_RINGS, context=described),
     row(
         "cache.ring-positions",

@@ -118,7 +118,8 @@ def beside(claimed: Implementation, facts: Facts) -> Found:
     """Findings next to claims."""
     listed = [score for score in scores(claimed, facts) if score.claim != CONVERTED]
     agree = sum(score.outcome == DETECTED for score in listed)
-    differ = [f"{each.claim}: {each.claimed} claimed, {each.answer}" for each in listed if each.outcome == WRONG]
+    wrong = ((each, each.answer.partition(":")[0]) for each in listed if each.outcome == WRONG)
+    differ = [f"{each.claim}: {each.claimed} claimed, {answer}" for each, answer in wrong]
     unseen = [score.claim for score in listed if score.outcome in (UNDETERMINED, KNOWN)]
     return Found(agree, tuple(differ), tuple(unseen), _names(features(facts) - claimed.claims.features))
 

@@ -81,6 +81,7 @@ class RenamedCall:
         options: its parameters that are no inputs.
         form: the shape in which it takes attention masks.
         numeric: whether its boolean masks are given as numbers, 1 for True.
+        integers: whether they are given as integers.
         unmasked: what fills the mask (Lq, Lk) that it has to be given where a problem has none; None: it takes None.
     """
 
@@ -88,6 +89,7 @@ class RenamedCall:
     options: Options
     form: MaskForm = MaskForm.GIVEN
     numeric: bool = False
+    integers: bool = False
     unmasked: bool | float | None = None
 
     def __call__(self, *inputs: Any, **options: Any) -> object:
@@ -102,10 +104,17 @@ class RenamedCall:
         if self.numeric:
             masks = {"bool_mask", "key_padding_mask"} & set(self.options.spelled)
             given |= {n: _as_numbers(given[n], inputs[0]) for n in map(self.options.spelled.get, masks) if n in given}
-        own = self.options.spelled.get("bool_mask")
-        if self.unmasked is not None and own is not None and given.get(own) is None:
+        if self.integers:
+            given |= {n: _as_integers(mask) for n, mask in given.items() if "bool" in str(getattr(mask, "dtype", ""))}
+        own = self.mask_name
+        if self.unmasked is not None and own and given.get(own) is None:
             given[own] = _filled(inputs[0], inputs[1], self.unmasked)
         return partial(self.function, *inputs, **given)
+
+    @property
+    def mask_name(self) -> str:
+        """Its own name for a mask of queries and keys, or for a bias alone; empty for none."""
+        return self.options.spelled.get("bool_mask") or self.options.spelled.get("float_mask", "")
 
     def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
         whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)
@@ -130,3 +139,8 @@ def _as_numbers(mask: Any, like: Any) -> Any:
     if "bool" not in str(getattr(mask, "dtype", "")):
         return mask
     return mask.to(like.dtype) if hasattr(mask, "to") else mask.astype(like.dtype)
+
+
+def _as_integers(mask: Any) -> Any:
+    """A boolean mask as integers 0 and 1, of torch's or NumPy's usual type."""
+    return mask.long() if hasattr(mask, "long") else mask.astype(int)

@@ -24,7 +24,6 @@ from attention_conformance.implementations.discovery.claim_checks import (
 )
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.modules.module_masks import (
-    ADDED,
     BY_KEY,
     PADDED,
     SHAPES,
@@ -34,6 +33,7 @@ from attention_conformance.implementations.discovery.modules.module_masks import
     takes_keys_alone,
 )
 from attention_conformance.implementations.discovery.probe import near
+from attention_conformance.implementations.discovery.rows_without_keys import ADDED
 from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, OPTIONS, MaskForm
 from attention_conformance.spec.cases import Pattern
