@@ -17,7 +17,7 @@ BENCH  := report/bench.json
 
 .PHONY: conformance test thorough bench bench-compare bench-calibration lint types bounds mutation reach conventions
 .PHONY: audit-score covering clause-seconds profile-suite door-cost docs links format clean report-diff first-contact wheel-check diagnosis-score
-.PHONY: peers matrix kernels
+.PHONY: peers matrix audit-packages kernels
 
 conformance: $(JUDGES)
 	$(RUN) -m pytest --report report -n 2 --dist worksteal
@@ -82,6 +82,10 @@ diagnosis-score: $(READY)
 audit-score: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.audit_score
 
+# What the auditor finds of other packages' functions and classes without their adapters; PATTERN as for matrix
+audit-packages: $(READY)
+	$(RUN) -m attention_conformance.tests.measurements.audit_packages $(foreach each,$(PATTERN),'$(each)')
+
 conventions: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.conventions
 
@@ -106,7 +110,7 @@ CHAPTERS ?= scores.* softmax.* values.* heads.* masks.* causal.* grouped.*
 matrix: $(READY)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[matrix]'
 	$(RUN) -m attention_conformance matrix $(foreach each,$(PATTERN),'$(each)') --report matrix --jobs 2 --dtype float32 \
-		$(foreach each,$(CHAPTERS),--clause '$(each)') --constraint constraints.txt
+		$(foreach each,$(CHAPTERS),--clause '$(each)')
 
 # What a process of its own costs: wall and CPU seconds of the quick tier, for four candidates
 door-cost: $(READY)
