@@ -13,6 +13,7 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.cases import Case, MaskKind, Pattern
+from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.explain.diagnosis import by_clauses
 from attention_conformance.tests.harness.explain.diagnosis import diagnosis as diagnosing
@@ -121,7 +122,7 @@ def test_a_wrong_gradient_of_the_mask_is_compared_with_cases_that_have_no_mask()
         mask = options.get("attn_mask")
         if mask is not None and mask.requires_grad:
             options["attn_mask"] = mask * 1.0
-            options["attn_mask"].register_hook(lambda gradient: gradient * 1.375)
+            options["attn_mask"].register_hook(lambda gradient: gradient * (1.0 + gradient))
         return Steps()(query, key, value, **options)
 
     diagnosis = diagnosed(peculiar)
@@ -272,5 +273,5 @@ def test_failures_that_do_not_come_again_name_no_mistake(monkeypatch: pytest.Mon
 def test_many_failures_that_do_not_come_again_are_compared_with_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosing, "by_clauses", lambda *_: pytest.fail("each mistake was judged"))
     right = Implementation("right", Claims(Scope.OP, OP_FEATURES), torch_op(Steps()))
-    checks = [FailingCheck(f"masks.clause-{number}", Case(), "float32", "output") for number in range(20)]
+    checks = [FailingCheck(clause, Case(), "float32", "output") for clause in list(load())[:20]]
     assert "none showed when the checks were run again" in str(diagnose(right, checks, dtypes=("float32",)))
