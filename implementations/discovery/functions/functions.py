@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -124,7 +125,7 @@ def function_candidate(
     if not torch or as_shipped(function, interfaces()):
         return _usual_candidate(name, function, settings, device, premises)
     from attention_conformance.implementations.discovery.functions.answers import with_output_first
-    from attention_conformance.implementations.discovery.functions.laid_out import mixes_heads
+    from attention_conformance.implementations.discovery.functions.laid_out import attends_elsewhere
 
     function = with_output_first(function, device)
     usual = partial(_usual_candidate, name, settings=settings, device=device, premises=premises)
@@ -138,7 +139,7 @@ def function_candidate(
         if laid is None:
             raise
         return laid
-    laid = _laid_out_candidate(name, function, settings, device, premises) if mixes_heads(made, device) else None
+    laid = _laid_out_candidate(name, function, settings, device, premises) if attends_elsewhere(made, device) else None
     return laid or with_all_it_returns(made, function, usual)
 
 
@@ -304,19 +305,19 @@ def _options(signature: inspect.Signature) -> Options:
 def _suited_in_size(
     function: RenamedCall, claims: Claims, device: str
 ) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:
-    """See `_suited`; at the first sizes at which it answers, or with the first mask in place of none."""
+    """See `_suited`; with the first mask in place of none, or at the first sizes at which it answers."""
     try:
         return _suited(function, claims, device)
     except TargetError:
+        own = function.options.spelled.get("bool_mask")
+        for of_keys, filling in product((False, True), (True, False, 0.0)) if own is not None else ():
+            with suppress(TargetError):
+                found = _suited(replace(function, unmasked=filling, unmasked_keys=of_keys), claims, device)
+                if _reads_keys(found[0]):
+                    return found
         for sized in claims_to_try(claims):
             with suppress(TargetError):
                 return _suited(function, sized, device)
-        own = function.options.spelled.get("bool_mask")
-        for filling in (True, False, 0.0) if own in function.options.always else ():
-            with suppress(TargetError):
-                found = _suited(replace(function, unmasked=filling), claims, device)
-                if _reads_keys(found[0]):
-                    return found
         raise
 
 
