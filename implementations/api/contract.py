@@ -152,6 +152,8 @@ class Implementation:
         findings: what its interface names and what is not judged, by its own name, with the reason: where there is
             any, the rest conforms in part.
         as_seen: what no name and no documentation states, in words, and is judged as its behaviour shows it.
+        stated: what was seen or left out before it was judged, and has to be known to read its verdict; the first
+            screen states each.
 
     Raises:
         ValueError: claims and runs do not go together.
@@ -168,6 +170,7 @@ class Implementation:
     modes: Mapping[Feature, Callable[[Problem, str], Result]] = field(default_factory=dict)
     findings: Mapping[str, str] = field(default_factory=dict)
     as_seen: tuple[str, ...] = ()
+    stated: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_functions()

@@ -1,8 +1,10 @@
 """State of the process beyond torch and NumPy, which no call of an attention has a reason to change."""
 
+import fcntl
 import gc
 import locale
 import os
+import resource
 import signal
 import sys
 import threading
@@ -25,6 +27,8 @@ LIBRARIES = (
     "XLA",
 )
 """How the environment variables begin that libraries set themselves when they are first used."""
+TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+"""What can interrupt a process after a time."""
 
 
 def process_state() -> dict[str, object]:
@@ -39,6 +43,9 @@ def process_state() -> dict[str, object]:
         "garbage collection": (gc.isenabled(), gc.get_threshold()),
         "hooks of traces and profiles": _ids(*hooks),
         "standard streams": (*_ids(sys.stdin, sys.stdout, sys.stderr), *map(_file, range(3))),
+        "timers": tuple(any(signal.getitimer(each)) for each in TIMERS),
+        "switch interval of threads": sys.getswitchinterval(),
+        "resource limits": _limits(),
     }
 
 
@@ -58,13 +65,20 @@ def _ids(*held: object) -> tuple[int, ...]:
     return tuple(map(id, held))
 
 
-def _file(number: int) -> tuple[int, int] | None:
-    """What an open file is; None where it is closed."""
+def _file(number: int) -> tuple[int, ...] | None:
+    """What an open file is, and how it is read and written; None where it is closed."""
     try:
         found = os.fstat(number)
+        flags = fcntl.fcntl(number, fcntl.F_GETFL)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, flags
+
+
+def _limits() -> dict[str, object]:
+    """What the system lets the process use, such as processor time and open files."""
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    return {name: resource.getrlimit(getattr(resource, name)) for name in names}
 
 
 def _folder() -> str:

@@ -72,15 +72,15 @@ def _implying(check: ClaimCheck) -> ClaimCheck:
     return replace(check, function=replace(call, options=call.options.implying(check.claims.premises)))
 
 
-def corner_as_seen(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+def corner_as_seen(check: ClaimCheck) -> ClaimCheck:
     """The check with the corner from which the triangle of a flag starts, whose name promises none."""
     if Feature.CAUSAL not in check.claims or Feature.CROSS not in check.claims:
-        return check, []
+        return check
     if _reach(check, replace(LONGER, causal=True)) != FARTHER:
-        return check, []
+        return check
     conventions = replace(check.claims.conventions, causal_alignment=Alignment.BOTTOM_RIGHT)
     claims = replace(check.claims, conventions=conventions)
-    return replace(check, claims=claims), [f"as seen, its causal mask starts {Alignment.BOTTOM_RIGHT}"]
+    return replace(check, claims=claims).stating(f"its causal mask starts {Alignment.BOTTOM_RIGHT}")
 
 
 def _causal_with_others(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck, list[str]]:

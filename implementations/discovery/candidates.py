@@ -52,8 +52,9 @@ def named(
         implementation = wrapped(name, loaded, settings, device, premises)
     except TargetError as error:
         raise TargetError(f"{target}: {error}") from error
-    notes = [implementation.about, *(f"loaded without {each}" for each in loaded_without(loaded))]
-    return replace(implementation, about="; ".join(notes))
+    without = tuple(f"loaded without {each}" for each in loaded_without(loaded))
+    about = "; ".join([implementation.about, *without])
+    return replace(implementation, about=about, stated=(*implementation.stated, *without))
 
 
 def candidates(targets: Sequence[str], load: Callable[[str], Implementation]) -> tuple[Implementation, ...]:

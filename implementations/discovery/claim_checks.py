@@ -65,6 +65,7 @@ class ClaimCheck:
         adapt: makes a `run` of it, such as `torch_op`.
         claims: cases are fitted to them.
         dtype: in which it is probed.
+        stated: what is taken as it was seen; see `Implementation`.
     """
 
     function: Callable[..., object]
@@ -72,6 +73,11 @@ class ClaimCheck:
     claims: Claims
     device: str = "cpu"
     dtype: str = PROBED[0]
+    stated: tuple[str, ...] = ()
+
+    def stating(self, *seen: str) -> ClaimCheck:
+        """The same with more that is taken as it was seen, each once."""
+        return replace(self, stated=tuple(dict.fromkeys((*self.stated, *seen))))
 
     def without(self, features: Set[Feature]) -> ClaimCheck:
         """The same with fewer claims."""

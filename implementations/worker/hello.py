@@ -53,7 +53,7 @@ class Hello:
 
     Attributes:
         memory: bytes that the candidate may allocate, if the worker has limited them.
-        findings, as_seen: see `Implementation`.
+        findings, as_seen, stated: see `Implementation`.
     """
 
     protocol: int
@@ -68,6 +68,7 @@ class Hello:
     memory: int | None = None
     findings: Mapping[str, str] = field(default_factory=dict)
     as_seen: tuple[str, ...] = ()
+    stated: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Hello:

@@ -16,7 +16,7 @@ HELD = tuple(OWN.values())
 _all, _map, _Exception = all, map, Exception
 
 
-def _line(error: Exception) -> str:
+def located_line(error: Exception) -> str:
     """What was raised, and the line of the worker's code, or of a library's, that did."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
@@ -53,7 +53,8 @@ class OwnBuiltins:
         self.theirs = {} if _all(_map(is_, NAMES.values(), HELD)) else _changed()
         NAMES.update(OWN)
         if error is not None:
-            return Message({"error": f"left its process unusable: {_line(error)}{self._named()}", "exception": ""})
+            where = f"{located_line(error)}{self._named()}"
+            return Message({"error": f"left its process unusable: {where}", "exception": ""})
         assert given is not None
         return self._with_names(given)
 

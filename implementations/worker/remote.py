@@ -152,6 +152,7 @@ def implementation_of(door: Door, hello: Hello) -> Implementation:
         modes={mode: remote(way={"mode": mode}) for mode in sorted(MODES.intersection(claims.features))},
         findings={shortened(name): shortened(why) for name, why in [*hello.findings.items()][:MOST_NOTES]},
         as_seen=tuple(map(shortened, hello.as_seen[:MOST_NOTES])),
+        stated=tuple(map(shortened, hello.stated[:MOST_NOTES])),
     )
 
 

@@ -52,7 +52,7 @@ from attention_conformance.implementations.worker.forms import (
 from attention_conformance.implementations.worker.hello import PROTOCOL, REQUESTS
 from attention_conformance.implementations.worker.native_threads import computing
 from attention_conformance.implementations.worker.observer import LocalObserver
-from attention_conformance.implementations.worker.own_builtins import OwnBuiltins
+from attention_conformance.implementations.worker.own_builtins import OwnBuiltins, located_line
 from attention_conformance.implementations.worker.resources import end_first, is_out_of_memory, limit_memory
 from attention_conformance.implementations.worker.wire import Message, WireError, encode, read
 from attention_conformance.spec.cases import Case
@@ -116,10 +116,10 @@ class Worker:
                 )
         except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:
             raise TargetError(f"{given['target']}: it raised {kind_of(error)} when it was first called") from None
+        except (TargetError, CandidateError, PathError, MemoryError):
+            raise
         except Exception as error:
-            if not (place := place_of(error)):
-                raise
-            raise TargetError(f"{given['target']}: as it was read, it raised {error_line(error)} ({place})") from None
+            raise TargetError(f"{given['target']}: {_raised_as_read(error)}") from None
         self.implementation = loaded
         return Message(
             {
@@ -129,6 +129,7 @@ class Worker:
                 "about": loaded.about,
                 "findings": dict(loaded.findings),
                 "as_seen": list(loaded.as_seen),
+                "stated": list(loaded.stated),
                 "language": "Python",
                 "versions": {
                     "Python": platform.python_version(),
@@ -291,6 +292,16 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
     "threads": Worker.threads,
 }
 """The requests by name."""
+
+
+def _raised_as_read(error: Exception) -> str:
+    """Whose exception it is: the candidate's, where a line of its own files was running."""
+    if place := place_of(error):
+        return f"as it was read, it raised {error_line(error)} ({place})"
+    return (
+        f"the suite could not read it: {located_line(error)}: it has changed what its process needs, "
+        "or this is a defect of the suite: please report it"
+    )
 
 
 def main() -> None:

@@ -102,6 +102,7 @@ class Subject:
         premises: what it always does, in that spelling.
         findings: what its interface names and what is not judged, by its own name, with the reason.
         as_seen: what nothing states, in words, and is judged as its behaviour shows it.
+        stated: what was seen or left out before it was judged, and stands on the first screen.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Subject:
     premises: tuple[str, ...] = ()
     findings: Mapping[str, str] = field(default_factory=dict)
     as_seen: tuple[str, ...] = ()
+    stated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

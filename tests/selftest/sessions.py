@@ -3,13 +3,16 @@
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.judge.clause_tests import claimed, clause_tests
+from attention_conformance.tests.harness.run import post_run
 from attention_conformance.tests.report.views import html
 
 ROOT = Path(__file__).parents[2]
@@ -86,9 +89,14 @@ class Sessions:
         self.pytester = pytester
         self.file = pytester.makepyfile(candidates=CANDIDATES)
 
-    def run(self, *arguments: str) -> pytest.RunResult:
-        """In this process, candidates too; warnings and output are those of a run of its own."""
-        return self.pytester.runpytest_inprocess(*SUITE, "--in-process", *arguments)
+    def run(self, *arguments: str, diagnosed: bool = False) -> pytest.RunResult:
+        """In this process, candidates too; warnings and output are those of a run of its own.
+
+        Failures are diagnosed only where a test is about that, as it takes five times as long as all else.
+        """
+        without = patch(f"{post_run.__name__}.diagnose", lambda *given, **options: None)
+        with nullcontext() if diagnosed else without:
+            return self.pytester.runpytest_inprocess(*SUITE, "--in-process", *arguments)
 
     def judge(self, candidate: str, *arguments: str) -> pytest.RunResult:
         """One candidate, in float64."""

@@ -199,20 +199,17 @@ def _usual_candidate(
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *lengths, *ignored]
     if not interface and options.spelled.get("is_causal") != PUBLISHED_FLAG and "causal-alignment" not in settings:
-        check, corner = corner_as_seen(check)
-        ignored = [*ignored, *corner]
+        check = corner_as_seen(check)
     given = any("row" in key for key in (*settings, *documented))
     if not given and not interface and options.spelled.get("bool_mask") in MASK_NAMES:
         kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, ADDED), (Feature.KEY_PADDING, EMPTY))
         masked = next((case for feature, case in kinds if feature in check.claims), ADDED)
-        check, ignored = empty_rows_as_seen(check, masked, ignored)
+        check = empty_rows_as_seen(check, masked)
     elif not given:  # no name promises what a row without keys gets: the formula itself gives NaN
-        check, seen = empty_rows_of_each_kind(check)
-        ignored = [*ignored, *seen]
+        check = empty_rows_of_each_kind(check)
     check, always = with_premises(check, premises)
     if not any("row" in key for key in settings):
-        check, seen = empty_rows_of_window(check)
-        always = [*always, *seen]
+        check = empty_rows_of_window(check)
     check, tables = with_table_form(check, options.spelled, settings)
     known = frozenset({Feature.GROUPED}) if one_key_head else frozenset()
     check, refuted = option_claims(check, options.named.features | known)
@@ -224,7 +221,7 @@ def _usual_candidate(
         check = with_returned_weights(check, extras)
     claims, notes = core_claims(check, kind.exact_dtype)
     claims, precision = with_precision(check, claims, {**documented, **settings})
-    notes = (*notes, *precision)
+    check = check.stating(*precision)
     if stated := _stated_dtype(signature_of(function)):
         claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
         notes = (*notes, f"judged in {stated}, as its parameter 'dtype' states")
@@ -236,6 +233,7 @@ def _usual_candidate(
         *options.notes,
         *ignored,
         *refuted,
+        *check.stated,
     )
     notes = (*(shipped.notes if shipped else ()), *notes)
     made = _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
@@ -280,7 +278,7 @@ def _implementation(
         others = {way: replace(check.function, function=other) for way, other in shipped.other_ways().items()}
         alternatives |= {way: make(Chosen(other, positions)) for way, other in others.items()}
     claims = replace(claims, features=claims.features.union(EXTRA_FEATURES[extra] for extra in names))
-    made = Implementation(name, claims, make(chosen), about, alternatives=alternatives)
+    made = Implementation(name, claims, make(chosen), about, alternatives=alternatives, stated=check.stated)
     return _with_modes(made, check, partial(kind.modes, chosen, **how)) if kind.modes else made
 
 

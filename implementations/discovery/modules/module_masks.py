@@ -185,14 +185,14 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
     given = [f for f, (option, _) in EMPTIED_BY.items() if f in check.claims and option in call.options.spelled]
     for feature in given:
         kinds = ROWS if given == [feature] else OWN_ROWS[feature]
-        check, notes = empty_rows_as_seen(check, shaped(EMPTIED_BY[feature][1], call.form), notes, kinds)
+        check = empty_rows_as_seen(check, shaped(EMPTIED_BY[feature][1], call.form), kinds)
     if Feature.KEY_PADDING in check.claims and not is_published(call) and hides_queries(check):
         check = check.without({Feature.KEY_PADDING})
         notes = [*notes, "key-padding not claimed: it hides tokens as queries, too"]
     if Feature.KEY_PADDING in check.claims:
         both = not given and Feature.CAUSAL not in check.claims  # if it is always causal, its triangle and padding meet
-        check, notes = empty_rows_as_seen(check, EMPTY, notes, ("padding", "causal") if both else ("padding",))
-    return check, list(dict.fromkeys(notes))
+        check = empty_rows_as_seen(check, EMPTY, ("padding", "causal") if both else ("padding",))
+    return check, notes
 
 
 def lengths_as_seen(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
@@ -242,24 +242,22 @@ OWN_ROWS = {Feature.BOOL_MASK: ("bool", "causal"), Feature.FLOAT_MASK: ("float",
 """What empties the rows whose answer a mask shows: alone, and where one of the other kind is claimed, too."""
 
 
-def empty_rows_as_seen(
-    check: ClaimCheck, masked: Case, notes: list[str], kinds: tuple[str, ...] = ROWS
-) -> tuple[ClaimCheck, list[str]]:
+def empty_rows_as_seen(check: ClaimCheck, masked: Case, kinds: tuple[str, ...] = ROWS) -> ClaimCheck:
     """The check with the claim of what a row without keys gets, of these kinds, if that is no row of zeros."""
     empty = masked if masked.padding is Padding.EMPTY_SAMPLE else replace(masked, pattern=Pattern.EMPTY_ROW)
     fitted = fit(empty, check.claims)
     if isinstance(fitted, Unsupported):
-        return check, notes
+        return check
     answer = _empty_row(check, fitted)
     if answer is None and _sees_all_again(check, fitted):
         with_keys = replace(check.claims, fit=partial(fit_rows_with_keys, check.claims.fit))
-        return replace(check, claims=with_keys), [*notes, "a row without keys gets what it gets without the mask"]
+        return replace(check, claims=with_keys).stating("a row without keys gets what it gets without the mask")
     if answer is None:
-        return check, notes
+        return check
     where = ("padding",) if kinds is ROWS and masked.padding is not Padding.NONE else kinds
     conventions = check.claims.conventions.claiming({f"empty-row-{each}": str(answer) for each in where})
     claims: Claims = replace(check.claims, conventions=conventions)
-    return replace(check, claims=claims), [*notes, f"a row without keys gets {answer}"]
+    return replace(check, claims=claims).stating(f"a row without keys gets {answer}")
 
 
 EMPTIED = {
@@ -274,7 +272,7 @@ AT_THE_END = {"empty-row-causal": (replace(PLAIN, causal=True).sized(query_lengt
 """The same where the last query stands at the last key."""
 
 
-def empty_rows_of_each_kind(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+def empty_rows_of_each_kind(check: ClaimCheck) -> ClaimCheck:
     """The check with the claims of what rows without keys get, each kind for itself, where it is no row of zeros."""
     answers: dict[str, EmptyRow] = {}
     at_the_end = Feature.CAUSAL in check.claims and check.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
@@ -286,28 +284,28 @@ def empty_rows_of_each_kind(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
             conventions = check.claims.conventions.claiming({key: str(answer)})
             check = replace(check, claims=replace(check.claims, conventions=conventions))
     if len(set(answers.values())) == 1:
-        return check, [f"a row without keys gets {next(iter(answers.values()))}"]
+        return check.stating(f"a row without keys gets {next(iter(answers.values()))}")
     listed = ", ".join(f"{key}={answer}" for key, answer in answers.items())
-    return check, [f"a row without keys gets what it was seen to get: {listed}"] if listed else []
+    return check.stating(f"a row without keys gets what it was seen to get: {listed}") if listed else check
 
 
-def empty_rows_of_window(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+def empty_rows_of_window(check: ClaimCheck) -> ClaimCheck:
     """The check with the claim of what a query gets whose window has no key, if that is no row of zeros."""
     premises, number = check.claims.premises, -1
     left = premises.window_left
     if left is None and premises.causal and check.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT:
         left, number = 0, 0
     if left is None:
-        return check, []
+        return check
     fitted = fit(PLAIN.sized(query_length=left + 16, key_length=4), check.claims)
     if isinstance(fitted, Unsupported) or fitted.sizes.query_length <= left + fitted.sizes.key_length:
-        return check, []
+        return check
     answer = _empty_row(check, fitted, number)
     if answer is None:
-        return check, []
+        return check
     conventions = check.claims.conventions.claiming({"empty-row-causal": str(answer)})
     check = replace(check, claims=replace(check.claims, conventions=conventions))
-    return check, [f"a query without keys in its window gets {answer}"]
+    return check.stating(f"a query without keys in its window gets {answer}")
 
 
 def fit_rows_with_keys(fit: Fit, case: Case) -> Case | Unsupported:

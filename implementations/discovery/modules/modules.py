@@ -267,7 +267,7 @@ def module_candidate(
         notes = (*notes, kept_graph)
     if not published:
         claims, rounded = with_precision(check, claims, settings)
-        notes = (*notes, *rounded)
+        check = check.stating(*rounded)
         if (error := check.run(TRANSPOSED).error) and Feature.VIEWS in claims:
             claims, notes = replace(claims, features=claims.features - {Feature.VIEWS}), (*notes, NO_VIEWS + error)
     kept = {WITHOUT_WEIGHTS} if published else set()
@@ -282,12 +282,13 @@ def module_candidate(
     judged = replace(check, claims=claims)
     findings = mask_findings(kind, plan.call.options, judged, given) | unused_caches(kind, alternatives)
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
-    before = [*always, *left_out(plan.make, plan.call), *plan.call.options.notes, *mode]
+    check = check.stating(*left_out(plan.make, plan.call))
+    before = [*always, *plan.call.options.notes, *mode, *check.stated]
     about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *twice, *raising])
     claims = replace(claims, features=claims.features | set(modes))
     construct = plan.make.constructs and partial(_built_and_called, plan)
     made = Implementation(name, claims, plan.run(), about, construct=construct, alternatives=alternatives, modes=modes)
-    return replace(made, findings=findings, as_seen=as_seen)
+    return replace(made, findings=findings, as_seen=as_seen, stated=check.stated)
 
 
 def _built_and_called(plan: ModulePlan, num_heads: int, width: int) -> object:

@@ -192,8 +192,7 @@ OTHERS = (
         "transformers' eager_attention_forward",
         frozenset({"module", "query", "key", "value", "attention_mask", "scaling"}),
         eager,
-        {"attn_bias": "attention_mask", "scale": "scaling", "dropout_p": "dropout"},
-        {"softmax-precision": "float32", "empty-row": "nan"},
+        {"attn_bias": "attention_mask", "scale": "scaling", "dropout_p": "dropout", "softcap": "softcap"},
     ),
     Interface(
         "jax.nn.dot_product_attention",

@@ -137,6 +137,7 @@ def subject_of(implementation: Implementation, target: str = "", candidate: bool
         premises=claims.premises.settings(),
         findings=dict(implementation.findings),
         as_seen=implementation.as_seen,
+        stated=implementation.stated,
         target=target,
         isolated=isinstance(implementation.run, Remote | Unusable) if candidate or target else None,
     )

@@ -22,13 +22,8 @@ LISTED = {
 }
 """Outcomes that are listed a clause a line, in this order, as far as there is room."""
 
-STATED = (
-    *("built with ", "judged without ", "loaded without "),
-    *("a row without keys gets ", "as seen, ", "computes in float32 "),
-)
-"""How notes begin that state what was seen, and taken as it is."""
 MOST_OF_NOTE = 3
-"""Lines of one of them."""
+"""Lines of one of what is stated."""
 
 
 def lines(run: Run, case: Sequence[str] = ()) -> Iterator[str]:
@@ -82,9 +77,8 @@ def _cut(start: str, text: str) -> str:
 
 
 def _notes(row: Row) -> list[str]:
-    every = row.subject.about.split("; ")
-    stated = [line for note in every if note.startswith(STATED) for line in _paragraph(f"  {note}", MOST_OF_NOTE)]
-    notes = [note for note in every if "not claimed" in note and not note.startswith(STATED)]
+    stated = [line for note in row.subject.stated for line in _paragraph(f"  {note}", MOST_OF_NOTE)]
+    notes = [note for note in row.subject.about.split("; ") if "not claimed" in note]
     shown = [_cut("  ", note) for note in notes[:MOST_OF_NOTES]]
     more = [f"  ... and {len(notes) - MOST_OF_NOTES} more that is not claimed: -v"] if len(notes) > len(shown) else []
     return ["", *stated, *shown, *more] if stated or notes else []

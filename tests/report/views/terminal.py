@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from attention_conformance.tests.report.counts import LEGEND, Outcome, Row, chapters_of, counts
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
-from attention_conformance.tests.report.views.first_screen import STATED
 from attention_conformance.tests.report.wording import dtypes_of, in_bounds, isolation
 
 SHORT = {"cross-attention": "cross", "projections": "project", "relations": "relate", "gradients": "grads"}
@@ -46,8 +45,8 @@ def summary(run: Run) -> Iterator[str]:
 
 
 def _details(row: Row, diagnosis: str) -> Iterator[str]:
-    every = row.subject.about.split("; ")
-    notes = [note for note in every if "not claimed" in note or note.startswith(STATED)]
+    unclaimed = (note for note in row.subject.about.split("; ") if "not claimed" in note)
+    notes = [*row.subject.stated, *unclaimed]
     listed = {**{kind: list(row.together(kind)) for kind in LISTED}, Outcome.UNPROVED: list(row.unproved)}
     if notes or any(listed.values()):
         yield from ("", f"{row.subject.name}:")

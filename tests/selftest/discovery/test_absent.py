@@ -48,7 +48,7 @@ def project(tmp_path: Path) -> Path:
 
 def test_a_function_that_does_not_use_them_is_judged(project: Path) -> None:
     implementation = candidate(f"{project / 'train.py'}:f", {})
-    assert "loaded without 'no_data', which is not installed" in implementation.about
+    assert "loaded without 'no_data', which is not installed" in implementation.stated
     assert_conforms(implementation)
     assert not [name for name in sys.modules if name.startswith("no_")]
 
@@ -84,7 +84,7 @@ def test_what_is_defined_after_a_line_that_fails(tmp_path: Path) -> None:
     acts = f"open({str(tmp_path / 'acted')!r}, 'w')\n"
     write(tmp_path, "train.py", f"import torch\n\ntext = open('absent.txt').read()\nPOWER = -0.5\n{acts}\n\n{text}")
     implementation = candidate(f"{tmp_path / 'train.py'}:f", {})
-    assert "loaded without its line 3, which raised FileNotFoundError" in implementation.about
+    assert implementation.stated[0].startswith("loaded without its line 3, which raised FileNotFoundError")
     assert_conforms(implementation)
     assert not (tmp_path / "acted").exists()
     with pytest.raises(TargetError, match="FileNotFoundError"):

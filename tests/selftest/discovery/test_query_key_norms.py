@@ -97,7 +97,7 @@ def test_what_stands_in_front_of_the_projections_is_no_norm_of_queries(make: Mak
         .replace("AFTER", "")
     )
     assert not made.claims.premises.qk_norm
-    assert "judged without q_norm, k_norm" in made.about
+    assert "judged without q_norm, k_norm" in made.stated
 
 
 @pytest.mark.parametrize(

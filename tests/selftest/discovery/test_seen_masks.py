@@ -153,7 +153,7 @@ def test_a_mask_of_a_function_is_claimed_in_the_form_that_has_an_effect(
     assert masks == ({feature} if feature else set())
     assert note in made.about
     if note == "is one of keys":
-        assert "a row without keys gets what it gets without the mask" in made.about
+        assert "a row without keys gets what it gets without the mask" in made.stated
         assert_conforms(made)
 
 

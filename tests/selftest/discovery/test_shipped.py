@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from attention_conformance.implementations.api.contract import Implementation, U
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.candidates import wrapped
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.conventions import Alignment, EmptyRow, LogBase, SoftmaxPrecision
+from attention_conformance.spec.conventions import Alignment, EmptyRow, LogBase, ProductPrecision
 from attention_conformance.spec.features import Feature, Packing
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
@@ -127,10 +128,34 @@ def test_documented_conventions_are_claimed_and_a_setting_goes_before() -> None:
     assert (conventions.causal_alignment, conventions.empty_row_causal) == (Alignment.BOTTOM_RIGHT, EmptyRow.ZEROS)
     assert presented("single_prefill_with_kv_cache").claims.conventions.log_sum_exp_base is LogBase.TWO
     eager = presented("eager_attention_forward").claims.conventions
-    assert (eager.softmax_precision, eager.empty_row_float) == (SoftmaxPrecision.FLOAT32, EmptyRow.NAN)
+    assert (eager.product_precision, eager.empty_row_float) == (ProductPrecision.FLOAT32, EmptyRow.NAN)  # as seen
     assert presented("memory_efficient_attention").claims.conventions.empty_row_float is EmptyRow.NAN
     other = presented("flash_attn_func", causal_alignment="top-left").claims.conventions
     assert other.causal_alignment is Alignment.TOP_LEFT
+
+
+def test_what_stands_in_for_an_eager_function_has_its_own_answers() -> None:
+    """Transformers' own `sdpa_attention_forward`, and what users register in its place."""
+
+    def forward(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        groups: Any = module.num_key_value_groups
+        k, v = (x.repeat_interleave(groups, 1) for x in (key, value))
+        answer = torch.nn.functional.scaled_dot_product_attention(query, k, v, attention_mask, scale=scaling)
+        return answer.swapaxes(1, 2), None
+
+    made = wrapped("forward", forward, {}, "cpu")
+    conventions = made.claims.conventions
+    assert "called as transformers" in made.about
+    assert (conventions.product_precision, conventions.empty_row_float) == (ProductPrecision.WORKING, EmptyRow.ZEROS)
+    assert not failing(made, ("scores.*", "masks.*", "grouped.order"), "bfloat16")
 
 
 def test_pages_have_a_multiple_of_the_tokens_that_a_function_needs() -> None:
@@ -176,7 +201,7 @@ def test_a_function_of_that_very_name_needs_fewer_parameters(name: str) -> None:
     attend.__name__ = name
     made = wrapped(name, attend, {}, "cpu")
     assert made.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
-    assert ("as seen, its causal mask starts bottom-right" in made.about) is (name == "attend")
+    assert ("its causal mask starts bottom-right" in made.stated) is (name == "attend")
 
 
 @pytest.mark.parametrize("name", ["sm_scale", "scaling", "softmax_scale"])

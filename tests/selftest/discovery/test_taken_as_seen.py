@@ -39,7 +39,7 @@ def test_a_row_without_keys_under_a_published_name(make: Make) -> None:
         f"def f(q, k, v, attn_mask):\n    return ({SCORES}).masked_fill(~attn_mask, -torch.inf).softmax(-1) @ v"
     )
     assert made.claims.conventions.empty_row_bool is EmptyRow.NAN
-    assert "a row without keys gets nan" in made.about
+    assert "a row without keys gets nan" in made.stated
 
 
 @pytest.mark.parametrize(("flag", "seen"), [("causal", Alignment.BOTTOM_RIGHT), ("is_causal", Alignment.TOP_LEFT)])

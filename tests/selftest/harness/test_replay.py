@@ -189,7 +189,7 @@ def test_without_a_report_the_first_failure_shows_all(sessions: Sessions, tmp_pa
 @thorough
 def test_two_processes_explain_as_one(sessions: Sessions, tmp_path: Path) -> None:
     chosen = ("--candidate", f"{sessions.file}:halved", "--clause", "causal.*", "--dtype", "float64")
-    sessions.run(*chosen, "--report", str(tmp_path / "one"))
+    sessions.run(*chosen, "--report", str(tmp_path / "one"), diagnosed=True)
     result = sessions.apart(*chosen, "--report", str(tmp_path / "two"), "-n", "2")
     assert "smallest failing case: " in result.stdout
     assert ": an Implementation cannot be called without this suite" in result.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from attention_conformance.tests.cli.main import COMMANDS as COMMANDS_OF_ITSELF
 from attention_conformance.tests.measurements import wheels
 from attention_conformance.tests.selftest.package.page_commands import Command, File, agree, blocks, steps
 from attention_conformance.tests.selftest.sessions import ROOT
@@ -142,14 +143,13 @@ def test_targets_of_make_exist() -> None:
 
 
 def options() -> Iterator[str]:
-    """Those of the suite, of benchmarks and of the commands, as each of them prints them."""
-    compare = "python -m attention_conformance.tests.benchmarks.compare"
-    commands = (f"attention-conformance {name}" for name in ("audit", "check", "vectors", "matrix"))
-    ranks = "python -m attention_conformance.implementations.worker.ranks"
-    for program in ("pytest tests/benchmarks", compare, ranks, *commands, "python -m docs.build"):
-        done = run(f"{program} --help", ROOT)
-        assert done.returncode == 0, done.stdout
-        yield from re.findall(r"--[a-z][a-z-]+", done.stdout)
+    """Those of the suite and of benchmarks as pytest prints them, those of the commands, and of smaller programs."""
+    done = run("pytest tests/benchmarks --help", ROOT)
+    assert done.returncode == 0, done.stdout
+    yield from re.findall(r"--[a-z][a-z-]+", done.stdout)
+    yield from (option for command in COMMANDS_OF_ITSELF.values() for option in command.takes)
+    for program in ("tests/benchmarks/compare.py", "implementations/worker/ranks.py", "docs/build.py"):
+        yield from re.findall(r"""add_argument\("(--[a-z-]+)""", (ROOT / program).read_text(encoding="utf-8"))
 
 
 def test_options_exist() -> None:

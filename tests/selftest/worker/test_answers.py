@@ -10,6 +10,7 @@ import pytest
 
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import CandidateError, LostError, answer, guarded
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.worker.door import Door
 from attention_conformance.implementations.worker.remote import Remote, end_process, fitting, isolated_candidate
 from attention_conformance.implementations.worker.wire import Message
@@ -72,6 +73,14 @@ def test_a_candidate_that_is_gone_when_it_is_started_again(tmp_path: Path) -> No
     file.unlink()
     with pytest.raises(LostError, match=r"^could not be started again: .*there is no file"):
         implementation.run(PROBLEM, "cpu")
+
+
+def test_an_exception_in_no_line_of_the_candidate_accuses_nobody(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    package = "attention_conformance.implementations.discovery"
+    file.write_text(f"from {package} import candidates\ncandidates.wrapped = None\ndef own(q, k, v): ...\n")
+    with pytest.raises(TargetError, match=r"the suite could not read it: TypeError: .*\(candidates.py, line \d+\)"):
+        isolated_candidate(f"{file}:own", {})
 
 
 def test_an_error_in_a_current_folder_that_is_gone_has_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import FailureKind, Status, Verdict
 
 TEXT = """
-import gc, locale, os, signal, sys, warnings
+import gc, locale, os, resource, signal, sys, warnings
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -36,6 +36,9 @@ CHANGES = {
     "garbage collection": "gc.set_threshold(50)",
     "hooks of traces and profiles": "sys.setprofile(lambda *given: None)",
     "standard streams": "sys.stdout = None",
+    "timers": "signal.setitimer(signal.ITIMER_REAL, 1000)",
+    "switch interval of threads": "sys.setswitchinterval(0.1)",
+    "resource limits": "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
     "error handling of numpy": "np.seterr(all='raise')",
     "default dtype": "torch.set_default_dtype(torch.float64)",
 }
