@@ -17,7 +17,7 @@ BENCH  := report/bench.json
 
 .PHONY: conformance test thorough bench bench-compare bench-calibration lint types bounds mutation reach conventions
 .PHONY: audit-score covering clause-seconds profile-suite door-cost docs links format clean report-diff first-contact wheel-check diagnosis-score
-.PHONY: peers matrix
+.PHONY: peers matrix audit-packages kernels
 
 conformance: $(JUDGES)
 	$(RUN) -m pytest --report report -n 2 --dist worksteal
@@ -27,6 +27,14 @@ test: lint types
 
 thorough: lint types
 	$(RUN) -m pytest tests/selftest tests/conformance --thorough -n 2 --dist worksteal
+
+# The built-in Triton and Pallas kernels, interpreted, and each with mistakes of such kernels. Triton stays beside the
+# environment, where torch does not find it; where Triton or JAX is missing, its tests are skipped and say so.
+kernels: $(READY)
+	$(RUN) -m pip install --quiet --no-deps --constraint constraints.txt --target $(VENV)/kernels 'triton>=3.4' || \
+		echo "pip could not install triton"
+	PYTHONPATH=$(VENV)/kernels TRITON_INTERPRET=1 $(RUN) -m pytest --thorough -n 2 --dist worksteal -rs -k "not does_not_hold" \
+		tests/selftest/implementations/test_triton.py tests/selftest/implementations/test_pallas.py
 
 lint: $(READY)
 	$(RUN) -m ruff check .
@@ -74,6 +82,10 @@ diagnosis-score: $(READY)
 audit-score: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.audit_score
 
+# What the auditor finds of other packages' functions and classes without their adapters; PATTERN as for matrix
+audit-packages: $(READY)
+	$(RUN) -m attention_conformance.tests.measurements.audit_packages $(foreach each,$(PATTERN),'$(each)')
+
 conventions: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.conventions
 
@@ -98,7 +110,7 @@ CHAPTERS ?= scores.* softmax.* values.* heads.* masks.* causal.* grouped.*
 matrix: $(READY)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[matrix]'
 	$(RUN) -m attention_conformance matrix $(foreach each,$(PATTERN),'$(each)') --report matrix --jobs 2 --dtype float32 \
-		$(foreach each,$(CHAPTERS),--clause '$(each)') --constraint constraints.txt
+		$(foreach each,$(CHAPTERS),--clause '$(each)')
 
 # What a process of its own costs: wall and CPU seconds of the quick tier, for four candidates
 door-cost: $(READY)

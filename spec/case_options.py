@@ -50,8 +50,11 @@ class CaseOption:
 
 
 def _slopes(rng: Any, heads: int, usual: bool) -> Any:
-    drawn = rng.uniform(0.1, 0.9, heads)
-    return 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads) if usual else drawn
+    if not usual:
+        return rng.uniform(0.1, 0.9, heads)
+    below = 1 << (max(1, heads).bit_length() - 1)
+    few, many = (2.0 ** (-8.0 * np.arange(1, n + 1) / n) for n in (below, 2 * below))
+    return np.concatenate([few, many[::2]])[:heads]
 
 
 CASE_OPTIONS = (
@@ -224,3 +227,14 @@ CASE_OPTIONS = (
     CaseOption(Feature.LATENT, "latent", Extension(latent=6, decoupled=2), {"w_uk": (), "w_uv": ()}),
 )
 """In the order in which their arrays are drawn."""
+
+
+def lacks_presumed(extension: Extension) -> bool:
+    """Whether it has an option without what that presumes, and so means nothing; tables rotate as a base does."""
+    return any(option.used(extension) and not _presumed(option, extension) for option in CASE_OPTIONS)
+
+
+def _presumed(option: CaseOption, extension: Extension) -> bool:
+    if option.presumed.rotates:
+        return extension.rotates
+    return all(other.used(extension) for other in CASE_OPTIONS if other.used(option.presumed))

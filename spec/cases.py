@@ -49,6 +49,8 @@ class Scores(StrEnum):
     """Row maxima that lie hundreds apart, some far below zero."""
     RISING = "rising"
     """Scores that grow along the keys, so that the largest comes last."""
+    LAST = "last"
+    """The last key leads by hundreds, so that its weight is 1; the scores of all others are 0."""
     VERY_NEGATIVE = "very-negative"
     """Scores of about -28672 for visible keys, of about 0 for masked ones."""
     MOST_NEGATIVE = "most-negative"

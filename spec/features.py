@@ -266,7 +266,7 @@ class Extension:
         query_starts: that position is given for each sample, and takes the place of `query_start`.
         query_lens: for each sample it is given how many first queries are real; the others see no key.
         alibi: a slope for each head is given; slope * distance is subtracted from the scores.
-        usual_slopes: these are 2 ** (-8 h / H) for heads 1 to H, and not drawn.
+        usual_slopes: these are 2 ** (-8 h / H) for heads 1 to H, or interleaved ones, and not drawn.
         alibi_samples: a slope for each head of each sample is given.
         relative_bias: the largest distance with a learned bias of its own, farther ones share the last; 0: none.
         bucketed_bias: how many buckets of distances have a learned bias of their own in each head; 0: none.
@@ -296,6 +296,7 @@ class Extension:
         chunks: the sequence is fed through a cache in pieces of these lengths; empty: at once.
         cache_length: positions that the cache has room for: more than the sequence has (static), or fewer (ring, where
             a window keeps queries from what was overwritten); 0: it grows.
+        unwritten: what of it is not used holds NaN, and not large numbers alone.
     """
 
     window_left: int | None = None
@@ -336,6 +337,7 @@ class Extension:
     evaluation: bool = False
     chunks: tuple[int, ...] = ()
     cache_length: int = 0
+    unwritten: bool = False
 
     @property
     def windowed(self) -> bool:

@@ -164,6 +164,9 @@ def _scored(
             query = codes[chosen] * lead[:, None]
         case Scores.RISING:
             query[..., 0], key[..., 0] = 4.0 * s.d_k**0.5, np.linspace(-4.0, 4.0, s.key_length)
+        case Scores.LAST:
+            query[:], key[..., 0] = 0.0, 0.0
+            query[..., 0], key[..., -1:, 0] = LEAD, 1.0
         case Scores.VERY_NEGATIVE | Scores.MOST_NEGATIVE:
             deep = case.scores is Scores.MOST_NEGATIVE and not narrow
             query[..., 0], key[..., 0] = MOST_NEGATIVE if deep else VERY_NEGATIVE

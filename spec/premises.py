@@ -26,7 +26,8 @@ class Premise(StrEnum):
     QK_NORM = "qk-norm"
     """EPSILON, which is added to the mean square, or `default`: queries and keys are normalised."""
     ALIBI = "alibi"
-    """Scores fall with the distance of a key, by the slopes of ALiBi: 2 ** (-8 h / H) for heads 1 to H."""
+    """Scores fall with the distance of a key, by the slopes of ALiBi: 2 ** (-8 h / H) for heads 1 to H; `interleaved`
+    for 3 and 6 heads, too."""
     RELATIVE_BIAS = "relative-bias"
     """A table of biases is added to the scores; the largest distance with an entry of its own."""
     SCALE = "scale"
@@ -45,6 +46,8 @@ class Premises:
         causal: no query sees a later key.
         alibi: scores fall with the distance of a key, by the slopes of ALiBi for 1, 2, 4 or 8 heads: these are exact in
             each dtype, and of other numbers there are several rules.
+        interleaved: with `alibi`: by the slopes of the rule `alibi-rule=interleaved` for 3 and 6 heads, too, which are
+            exact as well.
         window_left, window_right, softcap, rotary_base, rotary_dim, relative_bias: as in `Extension`.
         qk_norm: queries and keys are normalised.
         norm_epsilon: as in `Extension`.
@@ -54,6 +57,7 @@ class Premises:
 
     causal: bool = False
     alibi: bool = False
+    interleaved: bool = False
     window_left: int | None = None
     window_right: int | None = None
     softcap: float | None = None
@@ -75,7 +79,7 @@ class Premises:
             Premise.SOFTCAP: self.softcap,
             Premise.ROTARY: self.rotary_base if self.rotary_dim is None else (self.rotary_base, self.rotary_dim),
             Premise.QK_NORM: (DEFAULT if self.norm_epsilon is None else self.norm_epsilon) if self.qk_norm else None,
-            Premise.ALIBI: self.alibi or None,
+            Premise.ALIBI: (INTERLEAVED if self.interleaved else True) if self.alibi else None,
             Premise.RELATIVE_BIAS: self.relative_bias or None,
             Premise.SCALE: self.scale,
             Premise.LENGTH: self.length or None,
@@ -127,8 +131,9 @@ class Premises:
     def _sized(self, case: Case) -> Case:
         s = case.sizes
         if self.alibi:
-            heads = min(MOST_SLOPES, _power_of_two(2 * s.num_heads - 1))
-            case = case.sized(num_heads=heads, num_kv_heads=min(heads, _power_of_two(s.num_kv_heads)))
+            heads = _sloped(s.num_heads, self.interleaved)
+            groups = [n for n in range(1, s.num_kv_heads + 1) if heads % n == 0]
+            case = case.sized(num_heads=heads, num_kv_heads=max(groups, default=0))
         if self.length:
             return case.sized(query_length=self.length, key_length=self.length)
         if self.block:
@@ -143,14 +148,15 @@ class Premises:
         return of_a_part or of_a_norm or feature in {_OPTION[name] for name in self.names if name in _OPTION}
 
 
-def _power_of_two(number: int) -> int:
-    """The largest that is not larger; 0 for 0."""
-    return 1 << (number.bit_length() - 1) if number else 0
+def _sloped(heads: int, interleaved: bool) -> int:
+    """The nearest number of heads with slopes that are powers of two, of several rules only one that is known."""
+    if not heads:
+        return 0
+    numbers = (1, 2, 3, 4, 6, 8) if interleaved else (1, 2, 4, 8)
+    return next((n for n in numbers if n >= heads), 6 if interleaved else 8)
 
 
 NO_PREMISES = Premises()
-MOST_SLOPES = 8
-"""Heads with slopes that are powers of two."""
 FLAGS = {Premise.CAUSAL, Premise.ALIBI}
 """Premises without a value, which have the names of their fields."""
 _EXTENSION = ("softcap", "rotary_base", "rotary_dim", "relative_bias")
@@ -177,12 +183,14 @@ FREE = {Premise.SCALE}
 """Premises whose number may be zero or negative."""
 DEFAULT = "default"
 """The epsilon of norms that is not given."""
+INTERLEAVED = "interleaved"
+"""The rule of slopes that holds for more numbers of heads than powers of two."""
 
 
 def _text(name: Premise, value: Any) -> str:
     if value is True:
         return str(name)
-    if value == DEFAULT:
+    if value in (DEFAULT, INTERLEAVED):
         return f"{name}={value}"
     if name is Premise.WINDOW:
         return f"{name}={':'.join('' if side is None else str(side) for side in value)}"
@@ -199,6 +207,8 @@ def _parsed(setting: str) -> dict[str, Any]:
         meant = f"did you mean '{near[0]}'? There are" if near else "there are"
         raise ValueError(f"no premise is named {key!r}; {meant}: {', '.join(Premise)}")
     name = Premise(key)
+    if name is Premise.ALIBI and value == INTERLEAVED:
+        return {"alibi": True, "interleaved": True}
     if name in FLAGS:
         if value:
             raise ValueError(f"premise {name} takes no value, not {value!r}")

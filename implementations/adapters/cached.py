@@ -35,6 +35,7 @@ class Stream:
     Attributes:
         room: the positions that storage has; 0: it grows.
         ring: whether there is less room than the sequence takes, so that the oldest tokens have to go.
+        unwritten: whether room that is not used holds NaN, too.
         options: `is_causal`, `scale` and those of `extra_options`, as far as the problem has them.
         convert: makes an array what the implementation works on.
     """
@@ -47,14 +48,24 @@ class Stream:
     dtype: str
     room: int
     ring: bool
+    unwritten: bool
     options: Mapping[str, Any]
     convert: Callable[[Array], Any]
 
     def storage(self, width: int) -> Any:
-        """(B, Hk, room, width) to keep keys or values in; it holds NaN and huge numbers, as fresh memory may."""
-        rows: Array = np.full((self.batch, self.num_kv_heads, self.room, width), np.nan, DTYPES[self.dtype])
-        rows[..., 1::2, :] = torch.finfo(TORCH_DTYPES[self.dtype]).max
+        """(B, Hk, room, width) to keep keys or values in; it holds large numbers, or NaN and huge ones, as fresh memory
+        may.
+        """
+        shape = (self.batch, self.num_kv_heads, self.room, width)
+        rows: Array = np.full(shape, self.unused(width), DTYPES[self.dtype])
+        if self.unwritten:
+            rows[..., 1::2, :] = torch.finfo(TORCH_DTYPES[self.dtype]).max
         return self.convert(rows)
+
+    def unused(self, width: int) -> float:
+        """What stands where nothing was written: NaN, or a number whose products do not overflow."""
+        most: float = torch.finfo(TORCH_DTYPES[self.dtype]).max
+        return float("nan") if self.unwritten else most**0.5 / max(1, width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +190,7 @@ def _stream(problem: Problem, given: Mapping[str, Any], convert: Callable[[Array
         dtype=problem.dtype,
         room=room,
         ring=0 < room < problem.key.shape[-2],
+        unwritten=problem.extension.unwritten,
         options={n: o for n, o in options.items() if o is not None} | extra_options(problem, given),
         convert=convert,
     )
@@ -187,5 +199,5 @@ def _stream(problem: Problem, given: Mapping[str, Any], convert: Callable[[Array
 def _with_earlier_keys(problem: Problem, piece: slice) -> Problem:
     tokens = {"query": piece, "key": slice(0, piece.stop), "value": slice(0, piece.stop)}
     rows = {name: problem.arrays()[name][..., these, :] for name, these in tokens.items()}
-    extension = replace(problem.extension, chunks=(), cache_length=0, query_start=piece.start)
+    extension = replace(problem.extension, chunks=(), cache_length=0, unwritten=False, query_start=piece.start)
     return replace(problem.with_arrays(rows), extension=extension)

@@ -93,8 +93,15 @@ class MhaCall:
         return (output, *(w for w in weights if w is not None))
 
 
-def mask_options(given: Tensors, problem: Problem, polarity: Polarity) -> Mapping[str, Any]:
-    """attn_mask (B * H, Lq, Lk), key_padding_mask (B, Lk) and is_causal, as far as the problem has them."""
+def mask_options(
+    given: Tensors, problem: Problem, polarity: Polarity, padding_added: bool = False
+) -> Mapping[str, Any]:
+    """attn_mask (B * H, Lq, Lk), key_padding_mask (B, Lk) and is_causal, as far as the problem has them.
+
+    `padding_added`: numbers that are added to the scores of a key, (B, 1, 1, Lk), come as the key_padding_mask.
+    """
+    if padding_added and _of_keys(given, problem):
+        return {"key_padding_mask": given["attn_mask"][:, 0, 0]}
     options: dict[str, Any] = {}
     length, keys = problem.query.shape[-2], problem.key.shape[-2]
     if "attn_mask" in given:
@@ -112,6 +119,14 @@ def mask_options(given: Tensors, problem: Problem, polarity: Polarity) -> Mappin
         else:
             options["key_padding_mask"] = polarised(padding, polarity)
     return options
+
+
+def _of_keys(given: Tensors, problem: Problem) -> bool:
+    """Whether the only mask is one of numbers for the keys of each sample."""
+    mask = given.get("attn_mask")
+    if mask is None or "key_padding_mask" in given or problem.causal:
+        return False
+    return mask.is_floating_point() and mask.ndim == 4 and mask.shape[1:3] == (1, 1)
 
 
 def polarised(mask: torch.Tensor, polarity: Polarity) -> torch.Tensor:

@@ -8,12 +8,14 @@ from attention_conformance.implementations.builtin.compositions import COMPOSITI
 from attention_conformance.implementations.builtin.flex import COMPILED, EAGER, missing
 from attention_conformance.implementations.builtin.inhouse import INHOUSE
 from attention_conformance.implementations.builtin.inhouse.cached import CACHED
+from attention_conformance.implementations.builtin.inhouse.cached_numpy import CACHED_NUMPY
 from attention_conformance.implementations.builtin.inhouse.latent import LATENT
 from attention_conformance.implementations.builtin.inhouse.paged import IN_NUMPY as PAGED_NUMPY
 from attention_conformance.implementations.builtin.inhouse.paged import IN_TORCH as PAGED_TORCH
 from attention_conformance.implementations.builtin.inhouse.positions import POSITIONS
 from attention_conformance.implementations.builtin.inhouse.quantised import IN_NUMPY as QUANTISED_NUMPY
 from attention_conformance.implementations.builtin.inhouse.quantised import IN_TORCH as QUANTISED_TORCH
+from attention_conformance.implementations.builtin.inhouse.splits import SPLITS
 from attention_conformance.implementations.builtin.kernel_entries import (
     PALLAS,
     TRITON,
@@ -49,7 +51,7 @@ ON_REQUEST: tuple[Implementation, ...] = (
     *(() if no_nested() else (of_nested(),)),
 )
 """Costly ones, that take part where --implementation names them in full."""
-NAMED: tuple[Implementation, ...] = (*COMPOSITIONS, PAGED_TORCH, QUANTISED_TORCH, *LATENT)
+NAMED: tuple[Implementation, ...] = (*COMPOSITIONS, PAGED_TORCH, QUANTISED_TORCH, *LATENT, SPLITS, CACHED_NUMPY)
 """Plain ones to compare with, that take part where --implementation names them in full."""
 ABSENT: Mapping[str, str] = {
     name: why

@@ -119,7 +119,7 @@ def unused_buffer_attended(stream: Stream) -> Feed:
     return CacheSteps(empty_store=zeroed, visible=everything).open(stream)
 
 
-@breaks_cache("cache.static", holds=("cache.decode", "cache.chunked-prefill"), severity=NAN)
+@breaks_cache("cache.unwritten", holds=("cache.decode", "cache.static"), severity=NAN)
 def unused_values_multiplied_by_zero(stream: Stream) -> Feed:
     def everything(store: Rows, new: Rows, after: Rows) -> Rows:
         far = after.positions.masked_fill(after.positions < 0, stream.room)
@@ -326,6 +326,11 @@ def each_start_at_the_end_of_the_array(query: Tensor, key: Tensor, value: Tensor
 @breaks_starts("cache.query-starts-lengths", severity=LEAK)
 def lengths_forgotten_where_samples_have_starts(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps()(query, key, value, **omitting("valid_lens", options, "query_starts"))
+
+
+@breaks_starts("cache.query-starts", severity=LEAK)
+def masks_forgotten_where_samples_have_starts(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    return Steps()(query, key, value, **omitting("attn_mask", options, "query_starts"))
 
 
 @breaks_starts("cache.query-starts-window")

@@ -194,6 +194,20 @@ def mask_needs_weights(name: str) -> Implementation:
     return Implementation(name, ALTERNATIVES, torch_op(attend), alternatives={"without returned weights": fast})
 
 
+@breaks_built("relations.alternatives", holds=("masks.float", "masks.key-padding"), severity=LEAK)
+def padding_numbers_made_boolean(name: str) -> Implementation:
+    def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        mask = options.get("attn_mask")
+        if mask is not None and mask.is_floating_point() and mask.shape[1:3] == (1, 1):
+            options["attn_mask"] = mask == 0
+        return Steps()(query, key, value, **options)
+
+    padded = torch_op(attend)
+    return Implementation(
+        name, ALTERNATIVES, torch_op(Steps()), alternatives={"with numbers in its key_padding_mask": padded}
+    )
+
+
 @breaks_built("relations.alternatives", holds=("effects.stateless", "effects.repeatable"))
 def keys_remembered_by_identity(name: str) -> Implementation:
     def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:

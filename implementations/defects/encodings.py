@@ -4,9 +4,14 @@ from functools import partial
 
 import numpy as np
 
-from attention_conformance.implementations.defects.breaking import PRECISION, breaks_function
+from attention_conformance.implementations.adapters.torch_op import torch_op
+from attention_conformance.implementations.api.contract import Claims, Result
+from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
+from attention_conformance.implementations.defects.breaking import PRECISION, breaks_function, breaks_run
 from attention_conformance.spec.conventions import AlibiRule, Conventions
-from attention_conformance.spec.problem import Array
+from attention_conformance.spec.features import Scope
+from attention_conformance.spec.premises import Premises
+from attention_conformance.spec.problem import Array, Problem
 
 breaks_sinusoids = partial(
     breaks_function, "sinusoids", "positions.sinusoids", holds=("positions.sinusoids-length", "scores.dot-product")
@@ -120,3 +125,16 @@ def slopes_sorted(num_heads: int) -> Array:
 @breaks_slopes()
 def slopes_halved_from_head_to_head(num_heads: int) -> Array:
     return np.asarray(0.5 ** np.arange(1, num_heads + 1))
+
+
+@breaks_run(
+    "shapes.combinations",
+    "shapes.meetings",
+    claims=Claims(Scope.OP, OP_FEATURES, premises=Premises(alibi=True, interleaved=True)),
+    holds=("scores.dot-product", "values.weighted-sum"),
+)
+def no_slope_left_out_inside(problem: Problem, device: str) -> Result:
+    few = below(problem.num_heads)
+    slopes = np.concatenate([geometric(few), geometric(2 * few)])[: problem.num_heads]
+    slopes = slopes.astype(problem.extras["alibi_slopes"].dtype)
+    return torch_op(Steps())(problem.but(extras={**problem.extras, "alibi_slopes": slopes}), device)

@@ -47,7 +47,7 @@ def with_premises(check: ClaimCheck, given: Premises) -> tuple[ClaimCheck, list[
     if not given.causal and Feature.CAUSAL not in check.claims and sees_no_later_key(check):
         premises = replace(premises, causal=True)
     if Premise.WINDOW not in given.names and Feature.WINDOW not in check.claims:
-        left, right = _window(check)
+        left, right = window_seen(check)
         ignored = right == 0 and Feature.CAUSAL in check.claims  # a flag: that it is always causal is a mistake
         left, right = (None, None) if ignored else (left, right)
         premises = replace(premises, window_left=left, window_right=None if premises.causal else right)
@@ -116,7 +116,7 @@ def _reach(check: ClaimCheck, case: Case) -> int | None:
     return next(iter(reaches)) if len(reaches) == 1 else None
 
 
-def _window(check: ClaimCheck) -> tuple[int | None, int | None]:
+def window_seen(check: ClaimCheck) -> tuple[int | None, int | None]:
     """How many keys before and after its own number each query sees; None: no limit is seen, or not the same for all.
 
     What sees a key before it, but not the one at its place, is no window.
@@ -168,7 +168,8 @@ def _with_small_scores(problem: Problem) -> Problem:
     names = [name for name in ("w_q", "b_q") if name in problem.parameters] or ["query"]
     width = problem.arrays()[names[0]].shape[-1] // (problem.num_heads if problem.parameters else 1)
     factor = 2.0 ** -round(math.log2(max(1, width)) / 2)  # a power of two: exact in each dtype
-    return problem.with_arrays({name: problem.arrays()[name] * factor for name in names})
+    arrays = {name: problem.arrays()[name] for name in names}
+    return problem.with_arrays({name: (x * factor).astype(x.dtype) for name, x in arrays.items()})  # bfloat16 widens
 
 
 def rows(check: ClaimCheck, problem: Problem) -> Floats | None:

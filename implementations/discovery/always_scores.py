@@ -57,7 +57,7 @@ def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Prem
     if Feature.ALIBI not in check.claims and (slopes := scores.slopes()):
         if not is_usual(slopes):
             raise TargetError(ALIBI_INSIDE.format(", ".join(f"{slope:.3g}" for slope in slopes)))
-        return check, replace(premises, alibi=True)
+        return check, replace(premises, alibi=True, interleaved=is_interleaved(slopes))
     for base, pairing in _rotations(check, premises):
         moved = scores.rotated(base, pairing)
         for cap in (premises.softcap,) if capped else (None, moved.best_cap()):
@@ -230,6 +230,12 @@ def usual_slopes(heads: int) -> list[list[float]]:
 def is_usual(slopes: Sequence[float]) -> bool:
     """Whether they are those of ALiBi, for so many heads."""
     return any(np.allclose(slopes, each, rtol=0.01) for each in usual_slopes(len(slopes)))
+
+
+def is_interleaved(slopes: Sequence[float]) -> bool:
+    """Whether they are those of the powers of two around so many heads, and of no one ratio."""
+    ratio, interleaved = usual_slopes(len(slopes))
+    return np.allclose(slopes, interleaved, rtol=0.01) and not np.allclose(slopes, ratio, rtol=0.01)
 
 
 def near_whole(numbers: Floats) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.api.contract import Claims, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
+from attention_conformance.implementations.api.safe_call import CallOutcome, guarded, safe_call
 from attention_conformance.implementations.discovery.extra_options import CAUSAL_ONLY, DROPOUT, EXTRA_OPTIONS
 from attention_conformance.implementations.discovery.extras import Extra, find_extras
 from attention_conformance.implementations.discovery.probe import COARSE, HALF, NO_ANSWER, Floats, Recorder, near
@@ -143,10 +143,14 @@ def parts(outcome: CallOutcome[Any]) -> tuple[Any, ...]:
 
 
 def output_of(outcome: CallOutcome[Any]) -> Floats:
-    """The output of an answer, in float64."""
+    """The output of an answer, in float64.
+
+    Raises:
+        CandidateError: it is no array of numbers, or one that cannot be read.
+    """
     output = parts(outcome)[0]
     of_torch = torch and isinstance(output, torch.Tensor)
-    return np.asarray(output.detach().double().cpu() if of_torch else output, np.float64)
+    return guarded(lambda: np.asarray(output.detach().double().cpu() if of_torch else output, np.float64))
 
 
 def near_outputs(first: CallOutcome[Any], second: CallOutcome[Any], dtype: str) -> bool:
@@ -286,7 +290,8 @@ def _no_empty_sizes(check: ClaimCheck) -> str:
         return error
     output = safe_call(lambda: output_of(without_keys)).value
     options: Any = getattr(check.function, "options", None)
-    named = options and {"attn_mask", "is_causal"} & set(options.spelled.values())
+    masks = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.KEY_PADDING} & check.claims.features
+    named = masks and options and {"attn_mask", "is_causal"} & set(options.spelled.values())
     rows = check.claims.conventions  # where masks leave no key, too
     alike = EmptyRow.NAN in (rows.empty_row_bool, rows.empty_row_float)
     promised = not alike and (named or check.claims.scope is not Scope.OP)

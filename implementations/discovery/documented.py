@@ -1,4 +1,4 @@
-"""Documentation: what a mask means by the words of a class or function, of its own text and nothing else."""
+"""Documentation: what masks mean by the words of a class or function, of its own text and nothing else."""
 
 from __future__ import annotations
 
@@ -24,6 +24,24 @@ def documented_polarity(target: object, name: str) -> Polarity | None:
     """What True in a mask means by every sentence that states it; None where none does, or two contradict."""
     stated = {_polarity(match) for line in _lines(target, name) for match in STATED.finditer(line)}
     return stated.pop() if len(stated) == 1 else None
+
+
+BOTTOM_RIGHT = re.compile(r"bottom[- ]right|\b(?:aligned|align) (?:to|with|at) the (?:end|last)\b", re.IGNORECASE)
+"""Words for a triangle in which the last query stands at the last key."""
+
+
+def states_bottom_right(target: object) -> bool:
+    """Whether its documentation states that a causal mask starts bottom right, whatever its flag is called."""
+    return bool(BOTTOM_RIGHT.search(inspect.getdoc(target) or ""))
+
+
+INTEGERS = re.compile(r"\b0 ?(?:/|and|or) ?1\b|\b1 ?(?:/|and|or) ?0\b|\bint(?:s|egers?|32|64)?\b", re.IGNORECASE)
+"""Words for a mask of integers."""
+
+
+def states_integers(target: object, name: str) -> bool:
+    """Whether its documentation states that a mask may be one of integers."""
+    return any(INTEGERS.search(line) for line in _lines(target, name))
 
 
 def _polarity(match: re.Match[str]) -> Polarity:

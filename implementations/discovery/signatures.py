@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import (
@@ -16,6 +18,7 @@ from attention_conformance.implementations.discovery.vocabulary import (
     FOR_BOTH,
     INPUTS,
     KNOWN_NAMES,
+    LENGTH_NAMES,
     OPTIONS,
     PARTNERS,
     ROLES,
@@ -25,6 +28,7 @@ from attention_conformance.implementations.discovery.vocabulary import (
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import Premises
+from attention_conformance.spec.problem import DTYPES
 
 torch = optional("torch")
 
@@ -165,6 +169,15 @@ def switched_off(parameters: Iterable[inspect.Parameter]) -> dict[str, object]:
     return given
 
 
+def stated_dtype(signature: inspect.Signature) -> str:
+    """The type of numbers that its parameter `dtype` has by default, and in which it computes; empty for none."""
+    parameter = signature.parameters.get("dtype")
+    if parameter is None or parameter.default in (None, parameter.empty):
+        return ""
+    name = str(parameter.default).removeprefix("torch.")
+    return name if name in DTYPES else safe_call(lambda: np.dtype(parameter.default).name).value or ""
+
+
 @dataclass(frozen=True)
 class Options:
     """The parameters of a callable that are no inputs.
@@ -287,7 +300,7 @@ def read_options(
 
 def _misspelled(keywords: set[str], spelled: Mapping[str, str]) -> dict[str, str]:
     """The known names that unknown parameters resemble, of options that the callable does not take otherwise."""
-    missing = [name for name, option in KNOWN_NAMES.items() if option not in spelled]
+    missing = [name for name, option in KNOWN_NAMES.items() if option not in spelled and name not in LENGTH_NAMES]
     similar = {name: get_close_matches(name, missing, 1, SIMILARITY) for name in sorted(keywords - set(KNOWN_NAMES))}
     return {name: matches[0] for name, matches in similar.items() if matches}
 

@@ -41,11 +41,17 @@ MASK_NAMES = (
     *("key_masks", "kv_mask", "x_mask", "input_mask", "src_key_padding_mask", "masks"),
 )
 """Names of masks that state neither their form nor what True means in them."""
+LENGTH_NAMES = (
+    *("lengths", "lens", "seq_lens", "seq_lengths", "sequence_lengths", "key_lengths", "key_lens", "kv_lengths"),
+    *("kv_lens", "key_seq_lengths", "kv_seq_lengths", "key_value_seq_lengths", "input_lengths", "src_lengths"),
+    *("context_lengths", "memory_lengths", "x_lengths", "x_lens"),
+)
+"""Names of lengths that promise nothing: they may count queries, or pad outputs."""
 OPTIONS: Mapping[str, Option] = {
     "bool_mask": Option(("attn_mask", *MASK_NAMES), (Feature.BOOL_MASK,)),
     "float_mask": Option(("attn_bias", "bias", "attn_mask", *MASK_NAMES), (Feature.FLOAT_MASK, Feature.MASK_GRADIENT)),
     "key_padding_mask": Option(("key_padding_mask",), (Feature.KEY_PADDING,)),
-    "valid_lens": Option(("valid_lens", "valid_len", "valid_lengths"), (Feature.VALID_LENS,)),
+    "valid_lens": Option(("valid_lens", "valid_len", "valid_lengths", *LENGTH_NAMES), (Feature.VALID_LENS,)),
     "is_causal": Option(("is_causal", "causal"), (Feature.CAUSAL,), neutral=False),
     "scale": Option(("scale", "softmax_scale", "sm_scale", "scaling"), (Feature.SCALE,)),
     "need_weights": Option(("need_weights",), neutral=False),

@@ -116,7 +116,7 @@ class Worker:
                 )
         except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:
             raise TargetError(f"{given['target']}: it raised {kind_of(error)} when it was first called") from None
-        except (TargetError, CandidateError, PathError, MemoryError):
+        except (TargetError, CandidateError, PathError, MemoryError, OSError):
             raise
         except Exception as error:
             raise TargetError(f"{given['target']}: {_raised_as_read(error)}") from None

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from attention_conformance.spec.cases import Case, Padding, Scores
+from attention_conformance.spec.cases import Case, Padding, Scores, Sizes
 from attention_conformance.tests.harness.judge.clause_tests import row, table
 
 PLAIN = Case(seed=401).sized(d_k=6, d_v=4).extended(latent=7, decoupled=2)
@@ -14,6 +14,9 @@ EQUAL = replace(PLAIN, seed=403, scores=Scores.EQUAL)
 ROTARY = PLAIN.sized(d_k=8).extended(decoupled=6)
 LENGTHS = replace(PLAIN, seed=404, padding=Padding.LENGTHS).sized(batch=3, key_length=11)
 CAUSAL = replace(PLAIN, seed=405, causal=True)
+FEW_TERMS = Sizes(batch=1, num_heads=2, query_length=1, key_length=2, d_k=3, d_v=1)
+FEW = replace(PLAIN, sizes=FEW_TERMS, seed=445, scale=0.3).extended(latent=1)
+"""Sums of few terms, of which bfloat16 leaves something."""
 PUBLISHED = PLAIN.sized(batch=1, num_heads=2, query_length=2, key_length=5, d_k=192, d_v=128)
 CONTEXT = "a latent of {case.extension.latent}, {case.extension.decoupled} rotary components"
 
@@ -32,7 +35,7 @@ CLAUSES = table(
     row("latent.lengths", LENGTHS, LENGTHS.sized(query_length=1), context=CONTEXT),
     row(
         "latent.gradients",
-        *(PLAIN, BARE, ROTARY, EQUAL, WIDER.sized(key_length=11), CAUSAL, LENGTHS.sized(query_length=1)),
+        *(PLAIN, BARE, ROTARY, EQUAL, WIDER.sized(key_length=11), CAUSAL, LENGTHS.sized(query_length=1), FEW),
         parts=("gradients",),
         context=CONTEXT,
     ),

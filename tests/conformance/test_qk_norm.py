@@ -15,6 +15,11 @@ EPSILON = replace(SMALL, seed=355).extended(norm_epsilon=0.25)
 ROTATED = replace(NORMED, seed=356).extended(rotary_base=50.0)
 FEW = replace(NORMED, seed=361, scale=0.3).sized(batch=1, num_heads=1, query_length=2, key_length=2, d_k=2, d_v=1)
 """Sums of few terms, of which bfloat16 leaves something."""
+PARTS_OF_GAIN = (
+    replace(FEW, seed=378).sized(num_heads=2, query_length=1),
+    replace(FEW, seed=361).sized(batch=5, query_length=1),
+)
+"""The same with two heads, and with several samples, whose parts of the gradient of a gain are added."""
 WIDE_HEADS = replace(NORMED, seed=357).sized(d_k=40, d_v=24, num_heads=2)
 
 CLAUSES = table(
@@ -59,7 +64,7 @@ CLAUSES = table(
     ),
     row(
         "qk-norm.gain-gradient",
-        *(NORMED, GROUPED, ROTATED, FEW),
+        *(NORMED, GROUPED, ROTATED, FEW, *PARTS_OF_GAIN),
         parts=("gradients.query_norm", "gradients.key_norm"),
         context="gradients of the gains",
     ),

@@ -29,7 +29,7 @@ ALTERNATIVES = (
     Case(seed=111),
     Case(seed=112),
     Case(seed=113, mask=MaskKind.BOOL),
-    Case(seed=114, mask=MaskKind.BOOL),
+    Case(seed=114, mask=MaskKind.FLOAT, mask_shape=MaskShape.KEYS),
     Case(seed=115, mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED),
     Case(seed=116, mask=MaskKind.INFINITE, mask_shape=MaskShape.HEAD),
     Case(seed=117, mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED).sized(query_length=7),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.implementations.worker.memory import output_shape
 from attention_conformance.reference.expected import Expected, can_sample_rows, sample_rows
-from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Scores, Sizes
+from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
 from attention_conformance.spec.conventions import Alignment, EmptyRow
 from attention_conformance.spec.features import Feature, Packing, Scope
 from attention_conformance.spec.problem import Problem, lay_out
@@ -87,6 +87,8 @@ EXTENSIONS: tuple[dict[str, Any], ...] = (
 )
 """The same of all options, in the full tier: in the quick one they meet many keys in shapes.meetings."""
 MANY_KEYS = Case(seed=11).sized(batch=1, num_heads=2, query_length=3, key_length=1031)
+FEW_SEEN = replace(MANY_KEYS, mask=MaskKind.BOOL, pattern=Pattern.SINGLE_KEY).extended(sinks=True)
+"""What many keys that nobody sees add to one that is seen."""
 MANY_OF_BOTH = Case(seed=12).sized(batch=2, num_heads=2, query_length=131, key_length=131)
 DECODING = Case(seed=13).sized(batch=1, num_heads=4, query_length=1, key_length=2053, d_k=16, d_v=16)
 """One query over many keys: the step of a decoder."""
@@ -100,8 +102,8 @@ MODEL_WIDTHS = (64, 80, 96, 128, 192, 256)
 MODEL_HEADS = {8: 256, 12: 64, 16: 96, 32: 80, 40: 128}
 """Numbers of heads of published models, and their widths, which would make the matrices of a module large."""
 FAR_KEYS = tuple(
-    replace(DECODING, seed=seed, scores=Scores.RISING).sized(num_heads=1, key_length=2**16 + beyond, d_k=1, d_v=1)
-    for seed, beyond in ((13, 3), (18, 1))
+    replace(DECODING, seed=seed, scores=scores).sized(num_heads=1, key_length=2**16 + beyond, d_k=1, d_v=1)
+    for seed, beyond, scores in ((13, 3, Scores.RISING), (18, 1, Scores.LAST))
 )
 """The number of the key that weighs most takes more than 16 bits."""
 MANY_LAUNCHES = tuple(
@@ -156,7 +158,10 @@ def test_tile_edges(judge: Judge) -> None:
         judge.assert_conforms(case)
     widest = judge.dtype == judge.dtypes[0]
     lengths = (*LONG, *VERY_LONG) if judge.tier.long else LONG if widest else ()
-    for case in judge.cases(*(square.sized(batch=1, num_heads=1, query_length=n, key_length=n) for n in lengths)):
+    # Where many keys are seen, a single one more shows in a half type if it leads.
+    kinds = (square, replace(square, scores=Scores.LAST))
+    long = (kind.sized(batch=1, num_heads=1, query_length=n, key_length=n) for n, kind in zip(lengths, cycle(kinds)))
+    for case in judge.cases(*long):
         _assert_sampled_rows(judge, case)
     for case in judge.cases(*([VERY_MANY_KEYS] if judge.tier.long and Feature.CROSS in judge.claims else [])):
         _assert_sampled_rows(judge, case)
@@ -194,6 +199,7 @@ def test_large(judge: Judge) -> None:
     judge.assert_all_conform(judge.cases(*decoding[1:]))
     for case in judge.cases(*decoding[:1]):
         judge.assert_conforms(case, *(_parts(judge, case) if widest else ()))
+    judge.assert_all_conform(judge.cases(*([FEW_SEEN] if widest else [])))
     options = EXTENSIONS if judge.tier.searches else FAR
     judge.assert_all_conform(judge.cases(*(_extended(options) if widest else ())), *judge.parts())
 

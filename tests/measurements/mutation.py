@@ -13,7 +13,7 @@ from typing import Any
 
 from attention_conformance.implementations.defects import SCORE, Defect, catalogue
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
-from attention_conformance.tests.measurements import mutation_score
+from attention_conformance.tests.measurements import half_alone, mutation_score
 from attention_conformance.tests.measurements.pages import store
 
 PAIRS = 40
@@ -38,8 +38,9 @@ def main() -> int:
     full = mutation_score.rejudged(defects, quick, options.processes)
     pairs = [] if options.only else mutation_score.pairs(PAIRS)
     of_pairs = zip(pairs, mutation_score.outcomes(pairs, "quick", options.processes), strict=True)
-    alone = {dtype: mutation_score.killed_alone(defects, dtype, options.processes) for dtype in HALVES}
-    score = _totals(quick, full, list(of_pairs), time.perf_counter() - start) | _alone(alone)
+    alone = {dtype: half_alone.changes(defects, dtype, options.processes) for dtype in HALVES}
+    totals = _totals(quick, full, list(of_pairs), time.perf_counter() - start)
+    score = totals | {f"killed in {dtype} alone": half_alone.score(changes) for dtype, changes in alone.items()}
     print("\n".join([*(f"{name}: {value}" for name, value in score.items()), *problems]))
     if options.only:
         return 0
@@ -72,15 +73,6 @@ def _totals(
         "first": {"median": round(firsts[len(firsts) // 2], 2), "most": round(firsts[-1], 1)} if firsts else {},
         "pairs": len(pairs),
         "pairs named": sum(each.diagnosis in {defect.id for defect in pair} for pair, each in pairs),
-    }
-
-
-def _alone(killed: Mapping[str, Mapping[str, bool]]) -> dict[str, Any]:
-    """For each half type: the kills where nothing else is claimed, of how many defects, and those that survive."""
-    return {
-        f"killed in {dtype} alone": f"{sum(kills.values())} of {len(kills)}"
-        + "".join(f", {name} survives" for name, dead in kills.items() if not dead)
-        for dtype, kills in killed.items()
     }
 
 

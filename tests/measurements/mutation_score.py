@@ -20,7 +20,7 @@ from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.diagnosis.diagnosed import FailingCheck
 from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose
 from attention_conformance.tests.harness.explain.diagnosis.pattern import options
-from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck, Selection, clause_tests
+from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_tests
 from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
 from attention_conformance.tests.harness.judge.judging import plainest, status
 from attention_conformance.tests.harness.judge.tiers import TIERS
@@ -153,33 +153,6 @@ def _outcome_of(names: Sequence[str], tier: str) -> Outcome:
     if second:
         return outcome(both(first, *second), tier, WIDEST)
     return outcome(first.implementation, tier, dtypes_of(first))
-
-
-def killed_alone(defects: Sequence[Defect], dtype: str, processes: int) -> dict[str, bool]:
-    """Whether each defect is killed where its implementation claims this dtype alone; those that change values."""
-    names = names_alone(defects, dtype)
-    with ProcessPoolExecutor(processes, initializer=compute_on_one_thread) as pool:
-        return dict(zip(names, pool.map(is_killed_alone, names, [dtype] * len(names)), strict=True))
-
-
-def names_alone(defects: Sequence[Defect], dtype: str) -> list[str]:
-    """Those that change values in a dtype: mistakes of cost change none, and those of precision may be none there."""
-    harmless = (Severity.COST, Severity.PRECISION)
-    return [d.id for d in defects if dtype in d.implementation.claims.dtypes and d.severity not in harmless]
-
-
-def is_killed_alone(name: str, dtype: str) -> bool:
-    """Whether a defect is killed where its implementation claims this dtype alone."""
-    implementation = next(defect.implementation for defect in catalogue() if defect.id == name)
-    alone = replace(implementation, claims=replace(implementation.claims, dtypes=(dtype,)))
-    return any(_fails(alone, check, dtype) for check in Selection((alone,), dtypes=(dtype,)).plan())
-
-
-def _fails(implementation: Implementation, check: PlannedCheck, dtype: str) -> bool:
-    judge = Judge(implementation, dtype, tier=TIERS["quick"], failure_limit=1, selected=(dtype,))
-    with suppress(FailureLimitError):
-        check.test(judge)
-    return status(judge, None)[0] is Status.FAIL
 
 
 def complaints(defects: Sequence[Defect], results: Mapping[str, Outcome]) -> Iterator[str]:

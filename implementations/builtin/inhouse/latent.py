@@ -1,6 +1,9 @@
-"""Latent attention: keys and values expanded in torch, and with the matrices absorbed in NumPy."""
+"""Latent attention: keys and values expanded in torch, and with the matrices absorbed in torch and NumPy."""
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from attention_conformance.implementations.adapters.latent import LatentCall
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
@@ -71,6 +74,33 @@ def latent_attention(
     return np.asarray((mixed @ w_uv.astype(number).swapaxes(-1, -2)).astype(q_nope.dtype))
 
 
+def absorbed_attention(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    kv_c: Tensor,
+    k_pe: Tensor,
+    w_uk: Tensor,
+    w_uv: Tensor,
+    is_causal: bool = False,
+    scale: float | None = None,
+    valid_lens: Tensor | None = None,
+) -> Tensor:
+    """The same in torch, by its own kernel: one key head of latents and rotary parts, whose values are the latents."""
+    (batch, keys), queries, width = kv_c.shape[:2], q_nope.shape[2], q_nope.shape[-1] + q_pe.shape[-1]
+    number = torch.promote_types(q_nope.dtype, torch.float32)
+    latents, *given = (x.to(number) for x in (kv_c, k_pe, q_nope, q_pe, w_uk, w_uv))
+    turned, of_latents, of_turned, up_keys, up_values = given
+    query = torch.cat([of_latents @ up_keys, of_turned], -1)
+    lengths = kv_c.new_full((batch,), keys, dtype=torch.int64) if valid_lens is None else valid_lens
+    back = torch.arange(queries).flip(0) if is_causal else torch.zeros(queries, dtype=torch.int64)
+    seen = torch.arange(keys) < (lengths[:, None] - back)[:, None, :, None]
+    rows = torch.cat([latents, turned], -1)[:, None], latents[:, None]
+    factor = width**-0.5 if scale is None else scale
+    mixed = F.scaled_dot_product_attention(query, *rows, seen, scale=factor, enable_gqa=True)
+    mixed = mixed.masked_fill(~seen.any(-1, keepdim=True), 0.0)
+    return (mixed @ up_values.mT).to(q_nope.dtype)
+
+
 IN_TORCH = Implementation(
     "inhouse.latent",
     Claims(Scope.OP, DIFFERENTIABLE, ALIGNED, fit=lengths_of_samples),
@@ -83,5 +113,11 @@ IN_NUMPY = Implementation(
     numpy_op(LatentCall(latent_attention)),
     "the same with the matrices absorbed into queries and output, in NumPy",
 )
-LATENT = (IN_TORCH, IN_NUMPY)
+ABSORBED = Implementation(
+    "inhouse.latent.absorbed",
+    Claims(Scope.OP, DIFFERENTIABLE, ALIGNED, fit=lengths_of_samples),
+    torch_op(LatentCall(absorbed_attention)),
+    "the same absorbed, with torch's kernel for one key head of latents",
+)
+LATENT = (IN_TORCH, IN_NUMPY, ABSORBED)
 """In-house attention over latents, plain enough for an example."""

@@ -81,6 +81,7 @@ class RenamedCall:
         options: its parameters that are no inputs.
         form: the shape in which it takes attention masks.
         true_as: the number, next to 0 for False, as which True is given in its boolean masks; 0: they are booleans.
+        integers: whether they are given as integers.
         unmasked: what fills the mask that it has to be given where a problem has none; None: it takes None.
         unmasked_keys: whether that mask is one of keys, (B, Lk), and not (Lq, Lk).
     """
@@ -89,6 +90,7 @@ class RenamedCall:
     options: Options
     form: MaskForm = MaskForm.GIVEN
     true_as: float = 0.0
+    integers: bool = False
     unmasked: bool | float | None = None
     unmasked_keys: bool = False
 
@@ -105,11 +107,19 @@ class RenamedCall:
             spelled = self.options.spelled
             masks = {spelled[o] for o in ("bool_mask", "key_padding_mask") if o in spelled} & set(given)
             given |= {name: _as_numbers(given[name], inputs[0], self.true_as) for name in masks}
-        own = self.options.spelled.get("bool_mask", self.options.spelled.get("key_padding_mask"))
-        if self.unmasked is not None and own is not None and given.get(own) is None:
+        if self.integers:
+            given |= {n: _as_integers(mask) for n, mask in given.items() if "bool" in str(getattr(mask, "dtype", ""))}
+        own = self.mask_name
+        if self.unmasked is not None and own and given.get(own) is None:
             rows = inputs[0].shape[0 if self.unmasked_keys else -2]
             given[own] = _filled(inputs[0], (rows, inputs[1].shape[-2]), self.unmasked)
         return partial(self.function, *inputs, **given)
+
+    @property
+    def mask_name(self) -> str:
+        """Its own name for a mask of queries and keys, for a bias alone, or for a mask of keys; empty for none."""
+        spelled = self.options.spelled
+        return next((spelled[each] for each in ("bool_mask", "float_mask", "key_padding_mask") if each in spelled), "")
 
     def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
         whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)
@@ -135,3 +145,8 @@ def _as_numbers(mask: Any, like: Any, true_as: float) -> Any:
     if hasattr(mask, "masked_fill"):
         return mask.new_zeros(mask.shape, dtype=like.dtype).masked_fill(mask, true_as)
     return np.where(mask, true_as, 0.0).astype(like.dtype)
+
+
+def _as_integers(mask: Any) -> Any:
+    """A boolean mask as integers 0 and 1, of torch's or NumPy's usual type."""
+    return mask.long() if hasattr(mask, "long") else mask.astype(int)

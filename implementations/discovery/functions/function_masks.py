@@ -30,13 +30,13 @@ from attention_conformance.implementations.discovery.modules.mask_effects import
     mask_of_keys,
 )
 from attention_conformance.implementations.discovery.modules.module_masks import (
-    ADDED,
     BY_KEY,
     SHAPES,
     fit_form,
     shaped,
 )
 from attention_conformance.implementations.discovery.probe import near
+from attention_conformance.implementations.discovery.rows_without_keys import ADDED
 from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, OPTIONS, MaskForm
 from attention_conformance.spec.cases import MaskShape, Pattern

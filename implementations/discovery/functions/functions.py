@@ -16,7 +16,7 @@ import numpy as np
 from attention_conformance.implementations.adapters.jax_programs import Compiled, can_be_traced
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported, any_case
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
+from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.always import corner_as_seen, with_premises
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
@@ -37,6 +37,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     with_returned_weights,
 )
 from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
+from attention_conformance.implementations.discovery.documented import states_bottom_right, states_integers
 from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
     Chosen,
@@ -60,15 +61,19 @@ from attention_conformance.implementations.discovery.functions.on_request import
 from attention_conformance.implementations.discovery.functions.one_input import OneInput, of_one_input
 from attention_conformance.implementations.discovery.functions.one_key_head import OneKeyHead, with_key_heads
 from attention_conformance.implementations.discovery.functions.size_limits import claims_to_try, with_size_limits
-from attention_conformance.implementations.discovery.functions.table_forms import with_narrow_tables, with_table_form
+from attention_conformance.implementations.discovery.functions.table_forms import (
+    with_narrow_tables,
+    with_slopes_of_samples,
+    with_table_form,
+)
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
-from attention_conformance.implementations.discovery.modules.module_masks import (
+from attention_conformance.implementations.discovery.modules.module_masks import lengths_as_seen
+from attention_conformance.implementations.discovery.rows_without_keys import (
     ADDED,
     EMPTY,
     empty_rows_as_seen,
     empty_rows_of_each_kind,
     empty_rows_of_window,
-    lengths_as_seen,
 )
 from attention_conformance.implementations.discovery.shipped.shipped import ShippedCall, as_shipped, with_cache
 from attention_conformance.implementations.discovery.shipped.shipped_others import interfaces
@@ -79,6 +84,7 @@ from attention_conformance.implementations.discovery.signatures import (
     positional,
     read_options,
     signature_of,
+    stated_dtype,
     takes_any,
 )
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -88,7 +94,6 @@ from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import NO_PREMISES, Premises
-from attention_conformance.spec.problem import DTYPES
 
 if TYPE_CHECKING:
     from attention_conformance.implementations.adapters.modes import Modes
@@ -198,10 +203,12 @@ def _usual_candidate(
     check, ignored = without_ignored(check, options)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *lengths, *ignored]
-    if not interface and options.spelled.get("is_causal") != PUBLISHED_FLAG and "causal-alignment" not in settings:
+    promised = options.spelled.get("is_causal") == PUBLISHED_FLAG and not states_bottom_right(whole)
+    if not interface and not promised and "causal-alignment" not in settings:
         check = corner_as_seen(check)
     given = any("row" in key for key in (*settings, *documented))
-    if not given and not interface and options.spelled.get("bool_mask") in MASK_NAMES:
+    one = options.spelled.get("float_mask") in (None, options.spelled.get("bool_mask"))  # parameter for both
+    if not given and not interface and one and options.spelled.get("bool_mask") in MASK_NAMES:
         kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, ADDED), (Feature.KEY_PADDING, EMPTY))
         masked = next((case for feature, case in kinds if feature in check.claims), ADDED)
         check = empty_rows_as_seen(check, masked)
@@ -213,7 +220,7 @@ def _usual_candidate(
     check, tables = with_table_form(check, options.spelled, settings)
     known = frozenset({Feature.GROUPED}) if one_key_head else frozenset()
     check, refuted = option_claims(check, options.named.features | known)
-    check, refuted = with_narrow_tables(check), [*tables, *refuted]
+    check, refuted = with_slopes_of_samples(with_narrow_tables(check)), [*tables, *refuted]
     scores = returns_scores(getattr(function, "function", function))
     found = extras_seen(check, plain, _extents(claims), scores)
     extras = tuple(e for e in found if e.name != "averaged_weights")
@@ -222,7 +229,7 @@ def _usual_candidate(
     claims, notes = core_claims(check, kind.exact_dtype)
     claims, precision = with_precision(check, claims, {**documented, **settings})
     check = check.stating(*precision)
-    if stated := _stated_dtype(signature_of(function)):
+    if stated := stated_dtype(signature_of(function)):
         claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
         notes = (*notes, f"judged in {stated}, as its parameter 'dtype' states")
     notes = (
@@ -245,15 +252,6 @@ def _usual_candidate(
     return replace(made, findings=mask_findings(whole, own, judged), as_seen=masks_as_seen(own, judged))
 
 
-def _stated_dtype(signature: inspect.Signature) -> str:
-    """The type of numbers that its parameter `dtype` has by default, and in which it computes; empty for none."""
-    parameter = signature.parameters.get("dtype")
-    if parameter is None or parameter.default in (None, parameter.empty):
-        return ""
-    name = str(parameter.default).removeprefix("torch.")
-    return name if name in DTYPES else safe_call(lambda: np.dtype(parameter.default).name).value or ""
-
-
 def _extents(claims: Claims) -> dict[str, int]:
     """Of the axes in the plain case, as near as the claims allow it."""
     fitted = fit(PLAIN, claims)
@@ -266,11 +264,15 @@ def _implementation(
 ) -> Implementation:
     assert isinstance(check.function, RenamedCall)
     positions, names = tuple(e.position for e in extras), tuple(e.name for e in extras)
+    whole = check.function.function
     how: dict[str, Any] = {"extras": names, "polarity": claims.conventions.bool_mask}
     make = partial(kind.maker, **how)
     chosen = Chosen(check.function, positions)
     alternatives = {"with its defaults spelled out": make(Chosen(check.function.with_defaults(), positions))}
     alternatives |= {alternative: make(chosen, **keywords) for alternative, keywords in kind.alternatives.items()}
+    own = check.function.options.spelled.get("bool_mask") or check.function.options.spelled.get("key_padding_mask", "")
+    if own and not check.function.true_as and states_integers(getattr(whole, "function", whole), own):
+        alternatives["with its masks as integers"] = make(Chosen(replace(check.function, integers=True), positions))
     if isinstance(shipped := check.function.function, ShippedCall) and shipped.flag and extras:
         alone = replace(check.function, function=shipped.without_log_sum_exp())
         alternatives["without its log-sum-exp"] = make(Chosen(alone), extras=())
@@ -307,8 +309,7 @@ def _suited_in_size(
     try:
         return _suited(function, claims, device)
     except TargetError:
-        own = function.options.spelled.get("bool_mask")
-        for of_keys, filling in product((False, True), (True, False, 0.0)) if own is not None else ():
+        for of_keys, filling in product((False, True), (True, False, 0.0)) if function.mask_name else ():
             with suppress(TargetError):
                 found = _suited(replace(function, unmasked=filling, unmasked_keys=of_keys), claims, device)
                 if _reads_keys(found[0]):

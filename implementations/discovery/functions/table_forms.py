@@ -1,4 +1,6 @@
-"""The form of tables of cosines and sines: a call with them answers as one with rotated rows does without them."""
+"""The form of tables and slopes: a call with tables of cosines and sines answers as one with rotated rows does without
+them, and one with equal slopes for each sample as one with these slopes for all.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +19,7 @@ from attention_conformance.spec.problem import Array, Problem
 GIVEN = PLAIN.sized(query_length=5, key_length=5, d_k=6).extended(rotary_tables=RotaryTables.POSITIONS)
 """Two pairings of six components differ in every form."""
 PART = GIVEN.sized(d_k=9).extended(rotary_dim=4)
+SLOPED = PLAIN.extended(alibi=True)
 UNKNOWN = "rotary-tables not claimed: its {!r} has an effect of no known form"
 
 
@@ -54,6 +57,22 @@ def with_narrow_tables(check: ClaimCheck) -> ClaimCheck:
     changed = problem.but(query=(problem.query * last).astype(problem.query.dtype))
     first, second = check.answer(problem), check.answer(changed)
     if first.error or second.error or near_outputs(first, second, check.dtype):
+        return check
+    return claiming
+
+
+def with_slopes_of_samples(check: ClaimCheck) -> ClaimCheck:
+    """The check with the claim of slopes (B, H), where equal rows are answered as one: others may be wrong."""
+    claiming = check.claiming({Feature.ALIBI_SAMPLES})
+    fitted = fit(SLOPED.extended(alibi_samples=True), claiming.claims)
+    if Feature.ALIBI not in check.claims or isinstance(fitted, Unsupported):
+        return check
+    problem = build(fitted, check.dtype).forward_only()
+    row = problem.extras["alibi_slopes"][0]
+    rows = np.broadcast_to(row, problem.extras["alibi_slopes"].shape).copy()
+    shared = problem.but(extension=SLOPED.extension, extras={**problem.extras, "alibi_slopes": row})
+    first, second = check.answer(shared), claiming.answer(problem.but(extras={**problem.extras, "alibi_slopes": rows}))
+    if first.error or second.error or not near_outputs(first, second, check.dtype):
         return check
     return claiming
 

@@ -17,6 +17,7 @@ from attention_conformance.implementations.adapters.op_options import extra_opti
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.bare import tapped
+from attention_conformance.implementations.discovery.modules.emptying import emptied, emptied_by
 from attention_conformance.implementations.discovery.modules.neutrals import (
     MASKS,
     NO_INPUT_WORDS,
@@ -28,6 +29,7 @@ from attention_conformance.implementations.discovery.modules.neutrals import (
     combined,
     words_of,
 )
+from attention_conformance.implementations.discovery.modules.single_samples import each_sample_alone
 from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
@@ -45,6 +47,7 @@ from attention_conformance.implementations.discovery.vocabulary import (
     INPUTS,
     KNOWN_NAMES,
     KWARGS_OF_FORWARD,
+    LENGTH_NAMES,
     WEIGHTS_RETURNED,
     MaskForm,
 )
@@ -79,6 +82,7 @@ class ModuleCall:
         form: the shape in which it takes attention masks.
         flag_with_mask: whether its causal flag describes a mask that is passed with it, as in nn.MultiheadAttention.
         float_padding: whether a padding mask together with a float mask is one of floats, as in nn.MultiheadAttention.
+        padding_added: whether added numbers of keys come as the padding mask.
         always: given in every call, such as that it shall return the weights.
         tap: the layer whose output is taken, where the module adds its input to that.
         keywords: its own names for its inputs, where it takes them by keyword only.
@@ -92,6 +96,7 @@ class ModuleCall:
         named_parts: whether its answer is no tuple, but a list, a dictionary or an object of fields.
         each_sample: whether it takes one sample at a time, (L, E).
         listed: whether it takes its inputs in one list.
+        resets: its method that empties a cache which it holds, called before each call; empty for none.
         spatial: where its layout is another one: 1 for (B, E, L), 2 for (B, E, L, 1), 3 for (B, L, 1, E).
     """
 
@@ -103,6 +108,7 @@ class ModuleCall:
     form: MaskForm = MaskForm.FLAT
     flag_with_mask: bool = True
     float_padding: bool = True
+    padding_added: bool = False
     always: Mapping[str, object] = field(default_factory=dict)
     tap: str = ""
     keywords: tuple[str, ...] = ()
@@ -116,6 +122,7 @@ class ModuleCall:
     named_parts: bool = False
     each_sample: bool = False
     listed: bool = False
+    resets: str = ""
     spatial: int = 0
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
@@ -169,8 +176,10 @@ class ModuleCall:
             options |= dict(zip(self.keywords, inputs, strict=not self.optional))
         positional: list[Any] = [] if self.keywords else [inputs] if self.listed else inputs
         call: Callable[[], Any] = partial(module, *positional, **options)
+        if self.resets:
+            call = partial(emptied, getattr(module, self.resets), call)
         if self.each_sample:
-            call = partial(_each_sample, module, positional, options, len(inputs[0]))
+            call = partial(each_sample_alone, module, positional, options, len(inputs[0]))
         if self.tap:
             call = partial(tapped, module, self.tap, call)
         if self.alone:
@@ -186,8 +195,8 @@ class ModuleCall:
     def _options(self, given: Tensors, problem: Problem) -> dict[str, Any]:
         if problem.causal and "is_causal" in self.options.implied:
             problem = problem.but(causal=False)
-        options = dict(mask_options(given, problem, self.polarity))
-        if not self.float_padding and "key_padding_mask" in options:
+        options = dict(mask_options(given, problem, self.polarity, self.padding_added))
+        if not self.float_padding and "key_padding_mask" in given:
             options["key_padding_mask"] = polarised(given["key_padding_mask"], self.polarity)
         if problem.causal and not (self.flag_with_mask and "bool_mask" in self.options):
             options.pop("attn_mask")
@@ -236,29 +245,6 @@ def _output_first(call: Callable[[], Any], part: int) -> Any:
     return (parts[part], *parts[:part], *parts[part + 1 :])
 
 
-def _each_sample(module: nn.Module, inputs: list[torch.Tensor], options: Mapping[str, Any], batch: int) -> Any:
-    """The answers to one sample after the other, stacked; an option is that of a sample where it has their axis."""
-
-    def of(each: Any, at: int) -> Any:
-        return each[at] if isinstance(each, torch.Tensor) and each.ndim > 2 and len(each) == batch else each
-
-    if not batch:
-        raise ValueError("it takes one sample at a time, and there is none")
-    if any(len(x) != batch for x in inputs):
-        raise ValueError("its inputs have different numbers of samples")
-    answers = [
-        module(*(x[at] for x in inputs), **{name: of(each, at) for name, each in options.items()})
-        for at in range(batch)
-    ]
-    if isinstance(answers[0], tuple):
-        return tuple(map(_stacked, zip(*answers, strict=True)))
-    return _stacked(answers)
-
-
-def _stacked(parts: Sequence[Any]) -> Any:
-    return torch.stack([*parts]) if isinstance(parts[0], torch.Tensor) else parts[0]
-
-
 def _alone(call: Callable[[], Any]) -> Any:
     answer = call()
     if any(isinstance(part, torch.Tensor) for part in parts_of(answer)[1:]):
@@ -281,12 +267,13 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
     named = {p.name for p in inputs}
     others = [p for p in signature.parameters.values() if p.name not in named and (required(p) or _is_empty(p))]
-    of_tables = {p.name for p in others if words_of(p.name) & TABLE_WORDS}
+    of_tables = {p.name for p in others if words_of(p.name) & TABLE_WORDS or p.name in LENGTH_NAMES}
     unknown = [p.name for p in others if p.name in of_tables or (p.name not in KNOWN_NAMES and "drop" not in p.name)]
     known = signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in unknown])
     options = read_options(known, inputs, kwargs)
     count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)
     call = ModuleCall(count, _order(inputs), options, polarity, always=options.weights_returned, keywords=keywords)
+    call = replace(call, resets=emptied_by(kind))
     masks = [p.name for p in others if KNOWN_NAMES.get(p.name) in ("bool_mask", "float_mask")]
     calls = [call]
     if count == 1 and inputs and words_of(inputs[0].name) & OF_LISTS:

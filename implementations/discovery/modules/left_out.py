@@ -1,8 +1,12 @@
 """What a module is judged without, and which of its flags are set: parts taken out, parameters held, nothing given."""
 
+import inspect
+
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
-from attention_conformance.implementations.discovery.modules.neutrals import ADDITIVE, ROTATIONS
+from attention_conformance.implementations.discovery.modules.neutrals import ADDITIVE, ROTATIONS, words_of
+from attention_conformance.implementations.discovery.modules.own_cache import PAST
 
 MOST_NAMED = 6
 """What is left out that is named."""
@@ -18,6 +22,15 @@ def left_out(make: Constructor, call: ModuleCall) -> list[str]:
     outside += [f"{n!r} ({each})" for n, each in call.tables.items() if each in ADDITIVE or each in ROTATIONS]
     outside += [f"{call.unread!r}, which changes nothing"] if call.unread else []
     outside += ["the input that it adds"] if call.tap else []
+    outside += [repr(name) for name in never_given(make.kind, call)]
     more = [f"and {len(outside) - MOST_NAMED} more"] if len(outside) > MOST_NAMED else []
     built = [f"built with {', '.join(flags)}"] if flags else []
     return [*built, *([f"judged without {', '.join([*outside[:MOST_NAMED], *more])}"] if outside else [])]
+
+
+def never_given(kind: object, call: ModuleCall) -> list[str]:
+    """Parameters of its forward that are None by default, and that no problem of the suite has anything for."""
+    forward = safe_call(lambda: inspect.signature(kind.forward)).value  # type: ignore[attr-defined]
+    given = {*call.options.spelled.values(), *call.keywords, *call.always, *call.tables, *call.of_context.values()}
+    parameters = list(forward.parameters.values())[1 + call.inputs :] if forward else []
+    return [p.name for p in parameters if p.default is None and p.name not in given and not words_of(p.name) & PAST]

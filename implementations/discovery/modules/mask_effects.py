@@ -19,8 +19,8 @@ from attention_conformance.spec.inputs import build
 from attention_conformance.spec.masks import Booleans, visible
 
 PADDED = replace(PLAIN, padding=Padding.RIGHT)
-OF_PADDED = (2, 5, 12)
-"""Keys of `PADDED` that are changed: the last is padding in one sample."""
+OF_PADDED = (2, 5, 12, 15)
+"""Keys of `PADDED` that are changed: the third is padding in one sample, the last in both."""
 NUMBERS = (0.0, 1.0, -inf)
 """As which True may be given: as a boolean, as 1, or as what is added to the score of a hidden key."""
 GIVEN_AS = {0.0: "", 1.0: ", given as 0 and 1", -inf: ", given as 0 and -inf"}
@@ -51,7 +51,7 @@ def agreement(check: ClaimCheck, case: Case) -> float:
     if isinstance(fitted, Unsupported):
         return 0.0
     problem = build(fitted, check.dtype)
-    masked: Booleans = visible(fitted, problem.attn_mask, problem.key_padding_mask, None)
+    masked: Booleans = visible(fitted, problem.attn_mask, problem.key_padding_mask, problem.valid_lens)
     seen: Booleans = np.asarray((np.tril(masked) if fitted.causal else masked).any(1))
     compared = list(_compared(check, fitted, seen, problem.sharing is Sharing.SELF))
     return sum(compared) / len(compared) if compared else 0.0

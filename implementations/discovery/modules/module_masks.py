@@ -7,19 +7,15 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from attention_conformance.implementations.adapters.paging import lengths_of_samples
-from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
-from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.discovery.always import MASKS, rows
+from attention_conformance.implementations.api.contract import Fit, Unsupported
+from attention_conformance.implementations.discovery.always import MASKS
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     MASKED,
     PLAIN,
     ClaimCheck,
     near_outputs,
-    output_of,
 )
 from attention_conformance.implementations.discovery.modules.context_masks import without_unread
 from attention_conformance.implementations.discovery.modules.mask_effects import (
@@ -30,22 +26,26 @@ from attention_conformance.implementations.discovery.modules.mask_effects import
     hides_queries,
     mask_of_keys,
 )
-from attention_conformance.implementations.discovery.probe import Floats, near
-from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, MaskForm
+from attention_conformance.implementations.discovery.rows_without_keys import (
+    ADDED,
+    EMPTIED_BY,
+    EMPTY,
+    OWN_ROWS,
+    ROWS,
+    empty_rows_as_seen,
+)
+from attention_conformance.implementations.discovery.vocabulary import LENGTH_NAMES, MASK_NAMES, MaskForm
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern
-from attention_conformance.spec.conventions import Alignment, EmptyRow, Polarity
-from attention_conformance.spec.features import NOTHING, Feature
-from attention_conformance.spec.inputs import build
+from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.features import Feature
 
 if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 
 PUBLISHED = ("attn_mask", "key_padding_mask", "is_causal")
 """Names of a well-known interface: what they promise is judged, not observed."""
-ADDED = replace(PLAIN, mask=MaskKind.INFINITE)
 BY_KEY = replace(MASKED, mask_shape=MaskShape.KEYS)
 MANY = {"batch": 5, "query_length": 3, "key_length": 3}
-EMPTY = replace(PLAIN, padding=Padding.EMPTY_SAMPLE)
 FORMS = (MaskForm.FLAT, MaskForm.FULL, MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.LENGTHS_FIRST)
 SHAPES = {
     MaskForm.SAMPLE: MaskShape.SAMPLE,
@@ -196,7 +196,10 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
 
 
 def lengths_as_seen(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
-    """The check with valid lengths of samples alone, where those of each query raise."""
+    """The check with valid lengths of samples alone, where those of each query raise; without others than of keys."""
+    call: Any = check.function
+    if call.options.spelled.get("valid_lens") in LENGTH_NAMES and not _counts_keys(check):
+        return check.without({Feature.VALID_LENS}), []
     longer = PLAIN.sized(key_length=24)  # a length for each query, as many as keys, might be taken for one for each key
     of_samples, of_queries = (replace(longer, padding=each) for each in (Padding.LENGTHS, Padding.QUERY_LENGTHS))
     if Feature.VALID_LENS not in check.claims or check.run(of_samples).error:
@@ -205,6 +208,17 @@ def lengths_as_seen(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
         return check, []
     claims = replace(check.claims, fit=partial(fit_lengths, check.claims.fit))
     return replace(check, claims=claims), [f"valid lengths of each query not claimed: {error}"]
+
+
+def _counts_keys(check: ClaimCheck) -> bool:
+    """Whether lengths of samples leave each its first keys; for one sample, where those of several raise nothing."""
+    lengths = replace(PLAIN, padding=Padding.LENGTHS)
+    return has_effect(check, lengths) or _hides_of_one(check, lengths)
+
+
+def _hides_of_one(check: ClaimCheck, case: Case) -> bool:
+    """Whether a mask has its effect for one sample, and raises nothing for several, where it may be wrong."""
+    return not check.run(case).error and has_effect(check, case.sized(batch=1))
 
 
 def fit_lengths(fit: Fit, case: Case) -> Case | Unsupported:
@@ -233,114 +247,3 @@ def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, li
         return check, []
     why = zeros.error or drawn.error or f"{'ones' if added else 'zeros'} in it mask keys, so that it is boolean"
     return check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}), [f"float-mask not claimed: {why}"]
-
-
-EMPTIED_BY = {Feature.BOOL_MASK: ("bool_mask", MASKED), Feature.FLOAT_MASK: ("float_mask", ADDED)}
-"""The option and the case of each kind of mask."""
-ROWS = ("bool", "float", "causal")
-OWN_ROWS = {Feature.BOOL_MASK: ("bool", "causal"), Feature.FLOAT_MASK: ("float",)}
-"""What empties the rows whose answer a mask shows: alone, and where one of the other kind is claimed, too."""
-
-
-def empty_rows_as_seen(check: ClaimCheck, masked: Case, kinds: tuple[str, ...] = ROWS) -> ClaimCheck:
-    """The check with the claim of what a row without keys gets, of these kinds, if that is no row of zeros."""
-    empty = masked if masked.padding is Padding.EMPTY_SAMPLE else replace(masked, pattern=Pattern.EMPTY_ROW)
-    fitted = fit(empty, check.claims)
-    if isinstance(fitted, Unsupported):
-        return check
-    answer = _empty_row(check, fitted)
-    if answer is None and _sees_all_again(check, fitted):
-        with_keys = replace(check.claims, fit=partial(fit_rows_with_keys, check.claims.fit))
-        return replace(check, claims=with_keys).stating("a row without keys gets what it gets without the mask")
-    if answer is None:
-        return check
-    where = ("padding",) if kinds is ROWS and masked.padding is not Padding.NONE else kinds
-    conventions = check.claims.conventions.claiming({f"empty-row-{each}": str(answer) for each in where})
-    claims: Claims = replace(check.claims, conventions=conventions)
-    return replace(check, claims=claims).stating(f"a row without keys gets {answer}")
-
-
-EMPTIED = {
-    "empty-row-bool": (replace(MASKED, pattern=Pattern.EMPTY_ROW), 1),
-    "empty-row-float": (replace(PLAIN, mask=MaskKind.INFINITE, pattern=Pattern.EMPTY_ROW), 1),
-    "empty-row-causal": (PLAIN.sized(key_length=5).extended(window_left=2, window_right=2), -1),
-    "empty-row-padding": (EMPTY, 0),
-    "padded-queries": (PLAIN.extended(query_lens=True), -1),
-}
-"""A case with a row without keys for each convention on them, and the number of that row."""
-AT_THE_END = {"empty-row-causal": (replace(PLAIN, causal=True).sized(query_length=9, key_length=6), 0)}
-"""The same where the last query stands at the last key."""
-
-
-def empty_rows_of_each_kind(check: ClaimCheck) -> ClaimCheck:
-    """The check with the claims of what rows without keys get, each kind for itself, where it is no row of zeros."""
-    answers: dict[str, EmptyRow] = {}
-    at_the_end = Feature.CAUSAL in check.claims and check.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
-    for key, (case, row) in (EMPTIED | (AT_THE_END if at_the_end else {})).items():
-        fitted = fit(case, check.claims)
-        answer = None if isinstance(fitted, Unsupported) else _empty_row(check, fitted, row)
-        if answer is not None:
-            answers[key] = answer
-            conventions = check.claims.conventions.claiming({key: str(answer)})
-            check = replace(check, claims=replace(check.claims, conventions=conventions))
-    if len(set(answers.values())) == 1:
-        return check.stating(f"a row without keys gets {next(iter(answers.values()))}")
-    listed = ", ".join(f"{key}={answer}" for key, answer in answers.items())
-    return check.stating(f"a row without keys gets what it was seen to get: {listed}") if listed else check
-
-
-def empty_rows_of_window(check: ClaimCheck) -> ClaimCheck:
-    """The check with the claim of what a query gets whose window has no key, if that is no row of zeros."""
-    premises, number = check.claims.premises, -1
-    left = premises.window_left
-    if left is None and premises.causal and check.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT:
-        left, number = 0, 0
-    if left is None:
-        return check
-    fitted = fit(PLAIN.sized(query_length=left + 16, key_length=4), check.claims)
-    if isinstance(fitted, Unsupported) or fitted.sizes.query_length <= left + fitted.sizes.key_length:
-        return check
-    answer = _empty_row(check, fitted, number)
-    if answer is None:
-        return check
-    conventions = check.claims.conventions.claiming({"empty-row-causal": str(answer)})
-    check = replace(check, claims=replace(check.claims, conventions=conventions))
-    return check.stating(f"a query without keys in its window gets {answer}")
-
-
-def fit_rows_with_keys(fit: Fit, case: Case) -> Case | Unsupported:
-    """The fit of one that adds a number to hidden scores, which changes nothing where all of a row are hidden."""
-    by_flag = case.causal and (case.pattern is Pattern.LAST_KEY or case.padding in (Padding.LEFT, Padding.HOLES))
-    empty = case.mask is not MaskKind.NONE and case.pattern in (Pattern.EMPTY_ROW, Pattern.EMPTY_IN_ONE)
-    emptied = by_flag or empty or case.padding is Padding.EMPTY_SAMPLE
-    return Unsupported("a row without keys is answered as without the mask") if emptied else fit(case)
-
-
-def _sees_all_again(check: ClaimCheck, fitted: Case) -> bool:
-    """Whether a row without keys gets what it gets without a mask; in float64, where the added number is lost."""
-    by_sample = fitted.padding is Padding.EMPTY_SAMPLE
-    some = replace(fitted, padding=Padding.RIGHT) if by_sample else replace(fitted, pattern=Pattern.RANDOM)
-    problem, part = (build(each, "float64").forward_only() for each in (fitted, some))
-    without = problem.but(attn_mask=None, key_padding_mask=None)
-    exact = replace(check, dtype="float64")
-    got, hidden, whole = (rows(exact, each) for each in (problem, part, without))
-    if got is None or hidden is None or whole is None or near(hidden, whole, "float64"):  # a mask that is ignored
-        return False
-    at = np.s_[-1, ..., 0, :] if by_sample else np.s_[..., 1, :]
-    return near(got[at], whole[at], "float64")
-
-
-def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | None:
-    problem = build(fitted, check.dtype).forward_only()
-    outcome = check.answer(problem)
-    if outcome.error or (got := output_of(outcome)).shape[-2:-1] != (fitted.sizes.query_length,):
-        return None
-    sample, at = (got.shape[0] - 1, 0) if fitted.padding is Padding.EMPTY_SAMPLE else (slice(None), number)
-    row: Floats = got[sample, ..., at, :]
-    if np.isnan(row).all():
-        return EmptyRow.NAN
-    scoring = [name for name in ("w_q", "b_q") if name in problem.parameters] or ["query"]
-    alike = problem.but(attn_mask=None, key_padding_mask=None, causal=False, extension=NOTHING)
-    equal = rows(check, alike.with_arrays({name: problem.arrays()[name] * 0 for name in scoring}))
-    seen = [] if equal is None else [equal[sample, ..., each, :] for each in (at, -1)]  # the last one sees every key
-    return EmptyRow.UNIFORM if any(near(row, each, check.dtype) for each in seen) else None

@@ -76,11 +76,11 @@ from attention_conformance.implementations.discovery.modules.module_runs import 
 from attention_conformance.implementations.discovery.modules.narrow_windows import with_narrow_window
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.own_cache import InPieces, calls_in_pieces, unused_caches
-from attention_conformance.implementations.discovery.modules.promises import has_published_interface
+from attention_conformance.implementations.discovery.modules.promises import has_published_interface, is_unscaled
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import Case, Layout, MaskShape, Padding
-from attention_conformance.spec.conventions import Conventions, Polarity
+from attention_conformance.spec.conventions import Conventions, DefaultScale, Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premises
@@ -118,7 +118,9 @@ class ModulePlan:
         """The plan with the premises that are given or seen, and a note on each."""
         if self.always.rotary_base and not given.rotary_base:
             given = replace(given, rotary_base=self.always.rotary_base)
-        given = replace(given, alibi=given.alibi or self.always.alibi, length=given.length or self.always.length)
+        if self.always.alibi and not given.alibi:
+            given = replace(given, alibi=True, interleaved=self.always.interleaved)
+        given = replace(given, length=given.length or self.always.length)
         if self.always.scale is not None and given.scale is None:
             given = replace(given, scale=self.always.scale)
         check, notes = with_premises(replace(self.check, function=self.call), given)
@@ -169,6 +171,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         features = _features(make, call) | make.features
     if variant is not None and variant.premises.rotary_base:
         conventions = replace(conventions, rotary_pairing=variant.pairing)
+    if variant is not None and is_unscaled(kind, variant):
+        conventions = replace(conventions, default_scale=DefaultScale.ONE)
     length = make.tokens if make.window in SQUARES else 0
     check = ClaimCheck(
         call,
@@ -178,6 +182,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         ),
         device,
     ).in_first_dtype()
+    if conventions.default_scale is DefaultScale.ONE:
+        check = check.stating("its scores are not scaled")
     make = with_narrow_window(make, lambda each: replace(check, adapt=partial(module_run, each)))
     check = replace(check, adapt=partial(module_run, make))
     first, second = check.run(PLAIN), check.run(PLAIN)
@@ -383,6 +389,10 @@ def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     if {"need_weights", "average_attn_weights"} <= set(spelled):
         always = {spelled["need_weights"]: True, spelled["average_attn_weights"]: True}
         yield "with averaged weights", plan.run(replace(call, always=always), extras={1: "averaged_weights"})
+    if published and {"key_padding_mask", "float_mask"} <= set(call.options.named.spelled):
+        added = replace(call, padding_added=True)
+        if not replace(plan.check, function=added).run(replace(BIASED, mask_shape=MaskShape.KEYS)).error:
+            yield "with numbers in its key_padding_mask", plan.run(added)
     if call.form is MaskForm.FLAT and "bool_mask" in spelled:
         either = replace(call, form=MaskForm.EITHER)
         if published or not replace(plan.check, function=either).run(shaped(MASKED, MaskForm.SHARED)).error:

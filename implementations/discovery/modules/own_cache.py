@@ -1,4 +1,6 @@
-"""Caches that a module's forward takes and returns: a sequence in pieces has to give what it gives as a whole."""
+"""Caches that a module's forward takes and returns, or that it holds: a sequence in pieces has to give what it gives as
+a whole.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ class InPieces:
 
     Attributes:
         call: of all tokens at once: where there are masks or few tokens, it is made.
-        past: the parameter that takes the cache.
-        wanted: what makes it return one.
+        past: the parameter that takes the cache; empty where the module holds it, and the call empties it first.
+        wanted: what makes it return or use one.
     """
 
     call: ModuleCall
@@ -51,12 +53,18 @@ class InPieces:
             piece = given["query"][:, start:stop]
             held: dict[str, object] = {} if past is None else {self.past: past}
             call = replace(self.call, always={**self.call.always, **self.wanted, **held})
-            output, *others = call(module, {**given, **dict.fromkeys(INPUTS, piece)}, problem)
+            call = replace(call, resets="") if start else call
+            output, *others = first(call(module, {**given, **dict.fromkeys(INPUTS, piece)}, problem))
             past = next((part for part in others if _holds(part, stop)), None)
-            if past is None:
+            if self.past and past is None:
                 raise ValueError(f"it returns no cache of {stop} tokens")
             outputs.append(output)
         return torch.cat(outputs, 1)
+
+
+def first(answer: Any) -> tuple[Any, ...]:
+    """The output, and what is returned after it."""
+    return tuple(answer) if isinstance(answer, tuple | list) else (answer,)
 
 
 def _holds(part: Any, tokens: int) -> bool:
@@ -74,6 +82,8 @@ def calls_in_pieces(kind: object, call: ModuleCall) -> Iterator[tuple[str, InPie
         return
     wanted = {each.name: True for each in _parameters(kind) if each.default is False and words_of(each.name) & PAST}
     yield from ((f"{IN_PIECES}{name}", InPieces(call, name, wanted)) for name in _pasts(kind))
+    if call.resets:
+        yield f"in pieces after {call.resets}()", InPieces(call, "", wanted)
 
 
 def unused_caches(kind: object, ways: Collection[str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ import re
 from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.modules.template import Variant
 
 SIZES = {"embed_dim", "num_heads"}
 INPUTS = {"query", "key", "value"}
@@ -31,6 +32,11 @@ def has_published_interface(kind: type[nn.Module]) -> bool:
         return True
     built, called = _names(kind, "__init__"), _names(kind, "forward")
     return built >= SIZES and called >= INPUTS and bool(called & OF_FORWARD)
+
+
+def is_unscaled(kind: type[nn.Module], variant: Variant) -> bool:
+    """Whether its scores are not scaled as it is seen, and by its name are those of T5, which are not."""
+    return variant.scale == 0.0 and not variant.cosine and "T5" in kind.__name__
 
 
 def _names(kind: type[nn.Module], method: str) -> set[str]:

@@ -29,7 +29,6 @@ class Variant:
         of_all: whether it is one of the width of all heads together.
         normalised: whether queries and keys are divided by their root mean square first.
         cosine: whether they are divided by their length instead.
-        rule: which of the usual slopes of ALiBi it has, if it has any.
         known: whether the suite can judge it, and it is no mistake in most places.
     """
 
@@ -40,7 +39,6 @@ class Variant:
     of_all: bool = False
     normalised: bool = False
     cosine: bool = False
-    rule: int = 0
 
 
 def variants() -> Iterator[Variant]:
@@ -53,7 +51,8 @@ def variants() -> Iterator[Variant]:
     yield from (replace(each, normalised=True) for each in plain)
     cosines = Variant(Premises(scale=1.0), scale=0.0, normalised=True, cosine=True)
     yield from (cosines, replace(cosines, premises=Premises(scale=1.0, causal=True)))
-    sloped = [replace(v, premises=replace(v.premises, alibi=True), rule=rule) for v in plain for rule in (0, 1)]
+    rules = [{"alibi": True, "interleaved": rule} for rule in (False, True)]
+    sloped = [replace(v, premises=replace(v.premises, **rule)) for v in plain for rule in rules]
     yield from sloped
     yield from (replace(each, of_all=True, known=False) for each in (*plain, *sloped))
     yield from (replace(each, scale=scale, known=False) for each in plain for scale in (0.0, -1.0, 0.5))
@@ -100,7 +99,7 @@ def output_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
     scores = query @ key.mT * width**variant.scale
     if variant.premises.alibi:
         place = torch.arange(scores.shape[-1], dtype=scores.dtype)
-        slopes = scores.new_tensor(usual_slopes(scores.shape[1])[variant.rule])
+        slopes = scores.new_tensor(usual_slopes(scores.shape[1])[int(variant.premises.interleaved)])
         scores = scores - slopes[:, None, None] * (place - place[: scores.shape[-2], None]).abs()
     if variant.premises.causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,6 +71,17 @@ def qkv_packed(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, opti
     packed = torch.stack([x.swapaxes(1, 2) for x in (query, key, value)], 2)
     output, extras = first(shipped.function(packed, **keywords_of(shipped, options)))
     return joined(output.swapaxes(1, 2), *extras[:1])
+
+
+def packed_in_slots(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+    """The same where the keys of a sample are a slot, of which `seqused_k` are used; not for pages and documents."""
+    if {"block_table", "cu_seqlens_k"} & options.keys():
+        return packed(shipped, query, key, value, options)
+    lengths = options.get("valid_lens")
+    used = torch.full((len(key),), key.shape[2]) if lengths is None else lengths
+    given = {name: option for name, option in options.items() if name != "valid_lens"}
+    given["seqused_k"] = used.to(key.device, torch.int32)
+    return packed(replace(shipped, own={**shipped.own, "seqused_k": "seqused_k"}), query, key, value, given)
 
 
 def packed(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
@@ -172,6 +184,8 @@ def taken_pages_of_codes(shipped: Shipped) -> tuple[Fit, str]:
     return fit, "; ".join(note for note in (of_pages, of_codes) if note)
 
 
+IN_SLOTS = {"in slots of which seqused_k keys are used": (frozenset({"seqused_k"}), packed_in_slots)}
+"""Another call to the same answer, and the parameter that it needs."""
 FLASH = (
     Interface(
         "flash_attn_varlen_func",
@@ -181,6 +195,7 @@ FLASH = (
         SETTINGS | REAL,
         offers=OFFERS,
         seen_fit=taken_pages,
+        ways=IN_SLOTS,
     ),
     Interface(
         "torch.nn.attention.varlen.varlen_attn",

@@ -171,7 +171,7 @@ def feeding(shipped: Shipped) -> Callable[[Any], Any]:
         def feed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             nonlocal stored, held
             while stored[0].shape[1] < held + key.shape[-2]:
-                stored = [torch.cat([rows, torch.full_like(rows, torch.nan)], 1) for rows in stored]
+                stored = [torch.cat([rows, torch.full_like(rows, stream.unused(rows.shape[-1]))], 1) for rows in stored]
             lengths = torch.full((stream.batch,), held, dtype=torch.int32, device=query.device)
             new = {"k": tokens_first(key), "v": tokens_first(value), "cache_seqlens": lengths}
             output, _ = first(shipped.function(tokens_first(query), *stored, **new, **keywords))

@@ -14,6 +14,7 @@ from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected
 from attention_conformance.reference.visibility import allowed_keys
+from attention_conformance.spec.case_options import lacks_presumed
 from attention_conformance.spec.cases import (
     Case,
     Embedding,
@@ -280,7 +281,8 @@ def _changed(case: Case, change: dict[str, object]) -> Case:
 def _without_extension(case: Case) -> list[Case]:
     """The case without one of its extensions, and without groups."""
     plain = [f.name for f in fields(NOTHING) if getattr(case.extension, f.name) != getattr(NOTHING, f.name)]
-    cases = [case.extended(**{name: getattr(NOTHING, name)}) for name in plain]
+    simpler = (case.extended(**{name: getattr(NOTHING, name)}) for name in plain)
+    cases = [each for each in simpler if not lacks_presumed(each.extension)]
     return cases + ([case.sized(num_kv_heads=0)] if case.sizes.num_kv_heads else [])
 
 

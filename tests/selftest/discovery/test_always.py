@@ -60,6 +60,12 @@ def test_a_name_that_promises_is_held_to_it(make: Make, name: str, parameters: s
             assert_conforms(made)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_takes_a_half_type_alone_is_seen_to_be_causal(make: Make, dtype: str) -> None:
+    made = make(f"def f(q, k, v):\n    assert q.dtype is torch.{dtype}\n    return attend(q, k, v, causal=True)[0]")
+    assert premises(made).causal
+
+
 ALIBI = """
 def f(q, k, v):
     h, ahead = q.shape[1], torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]

@@ -140,15 +140,16 @@ def f(q, k, v, attention_mask=0.0):
     assert made.claims.conventions.empty_row_float is EmptyRow.NAN
 
 
-@pytest.mark.parametrize("flag", ["", ", is_causal=False"], ids=["no names", "names of torch"])
-def test_nan_without_keys_is_a_mistake_only_where_names_promise_more(make: Make, flag: str) -> None:
+@pytest.mark.parametrize("named", [False, True], ids=["a flag alone", "masks of torch"])
+def test_nan_without_keys_is_a_mistake_only_where_masks_promise_more(make: Make, named: bool) -> None:
+    masked = ", attn_mask" if named else ""
     made = make(f"""
-def f(q, k, v{flag}):
-    output, _, total = attend(q, k, v, causal=bool({bool(flag)} and is_causal))
-    return output * (total / total)[..., None]
+def f(q, k, v{masked and ", attn_mask=None"}, is_causal=False):
+    output = attend(q, k, v{masked}, causal=is_causal)[0].nan_to_num()
+    return output if k.shape[-2] else output * torch.nan
 """)
-    assert (Feature.EMPTY_SIZES in made.claims) is bool(flag)
-    assert ("it answers NaN without keys" in made.about) is not bool(flag)
+    assert (Feature.EMPTY_SIZES in made.claims) is named
+    assert ("it answers NaN without keys" in made.about) is not named
 
 
 def test_a_class_that_is_called_is_a_function(make: Make) -> None:

@@ -3,6 +3,8 @@
 import pytest
 
 from attention_conformance.spec.premises import Premises
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, refused
 from attention_conformance.tests.selftest.thorough import thorough
 
@@ -31,11 +33,17 @@ MIXED = (
 )
 
 
-@pytest.mark.parametrize("slopes", [GEOMETRIC, MIXED])
-def test_the_slopes_of_alibi_are_a_premise(make: Make, slopes: str) -> None:
+@pytest.mark.parametrize(("slopes", "interleaved"), [(GEOMETRIC, False), (MIXED, True)])
+def test_the_slopes_of_alibi_are_a_premise(make: Make, slopes: str, interleaved: bool) -> None:
     made = make(ALIBI.format(slopes=slopes, width="q.shape[-1]", bias="distance"))
-    assert made.claims.premises == Premises(causal=True, alibi=True)
+    assert made.claims.premises == Premises(causal=True, alibi=True, interleaved=interleaved)
     assert_conforms(made)
+
+
+def test_slopes_that_are_wrong_for_six_heads_are_judged(make: Make) -> None:
+    made = make(ALIBI.format(slopes=MIXED.replace("2 * below, 2)", "2 * below)"), width="q.shape[-1]", bias="distance"))
+    (verdict,) = run(made, ("shapes.coincident",), ("float32",))
+    assert verdict.status is Status.FAIL
 
 
 @pytest.mark.parametrize("wrong", [{"width": "x.shape[-1]"}, {"bias": "(distance - (distance < -4).int())"}])

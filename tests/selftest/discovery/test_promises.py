@@ -72,6 +72,19 @@ def test_a_right_copy_conforms(make: Make) -> None:
     assert failing(make(f"{COPY}\nf = Copy"), *(clause for clause, _ in WRONG.values())) == set()
 
 
+@pytest.mark.parametrize(("change", "failed"), [("p", set()), ("p.bool()", {"relations.alternatives"})])
+def test_numbers_in_a_padding_mask_are_added(make: Make, change: str, failed: set[str]) -> None:
+    made = make(f"""
+class f(nn.MultiheadAttention):
+    def forward(self, q, k, v, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True):
+        p = key_padding_mask
+        given = p if p is None else {change}
+        return super().forward(q, k, v, given, need_weights, attn_mask, average_attn_weights)
+""")
+    assert "with numbers in its key_padding_mask" in made.alternatives
+    assert failing(made, "relations.alternatives") == failed
+
+
 def test_weights_that_were_not_wanted_are_an_error(make: Make) -> None:
     body = "def forward(self, *a, need_weights=True, **k): return super().forward(*a, **k)"
     made = make(f"{COPY}\nclass f(Copy):\n    {body}")

@@ -6,6 +6,8 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
 from attention_conformance.tests.selftest.discovery.test_given_forms import text_of
 
@@ -186,3 +188,45 @@ def test_padding_that_is_ignored_says_nothing_of_rows_without_keys(make: Make) -
     made = make(text)
     assert Feature.BOOL_MASK in made.claims
     assert "without the mask" not in made.about
+
+
+@pytest.mark.parametrize(
+    ("masked", "claimed"),
+    [
+        ("s.masked_fill(~m[:, None, None], -torch.inf)", True),
+        ("s.masked_fill(~m[:1, None, None], -torch.inf)", True),
+        ("s.masked_fill(~m[:, None, :, None], 0.0)", False),
+        ("s", False),
+    ],
+    ids=["right", "of the first sample", "of queries", "ignored"],
+)
+def test_lengths_are_judged_where_they_hide_keys_of_one_sample_at_least(make: Make, masked: str, claimed: bool) -> None:
+    kept = "m = None if lengths is None else torch.arange(x.shape[1]) < lengths[:, None]"
+    given = {"inputs": "x, lengths=None", "masked": f"{kept}; s = s if m is None else {masked}"}
+    made = make(text_of(given))
+    assert (Feature.VALID_LENS in made.claims) is claimed
+    assert ("lengths" in made.findings) is not claimed
+
+
+def test_a_mask_of_keys_that_is_wrong_for_several_samples_is_judged(make: Make) -> None:
+    made = make(
+        text_of(changes("s = s if mask is None else s.masked_fill(~mask.roll(1, 0)[:, None, None], -torch.inf)"))
+    )
+    assert Feature.KEY_PADDING in made.claims
+    assert "mask is one of keys, for one sample" in made.about
+
+
+@pytest.mark.parametrize(("doc", "hidden", "wrong"), [("", "~m", None), ("0/1", "m == 0", False), ("ints", "~m", True)])
+def test_masks_of_integers_are_another_way_to_call_where_they_are_documented(
+    make: Make, doc: str, hidden: str, wrong: bool | None
+) -> None:
+    made = make(f"""
+def f(q, k, v, mask=None):
+    "mask: booleans, {doc}"
+    s, m = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5, True if mask is None else mask
+    e = np.exp(np.where(np.asarray({hidden if hidden == "m == 0" else "np.invert(m)"}, bool), -1e30, s))
+    return e / e.sum(-1, keepdims=True) @ v
+""")
+    assert ("with its masks as integers" in made.alternatives) is (wrong is not None)
+    (found,) = run(made, ("relations.alternatives",), ("float64",))
+    assert (found.status is Status.FAIL) is bool(wrong)

@@ -1,5 +1,6 @@
 """Interfaces of shipped kernels: their functions are judged as they are, right ones conform, wrong ones are caught."""
 
+import itertools
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -272,3 +273,41 @@ def test_a_port_with_tensors_gets_its_lengths_as_tensors() -> None:
     made = wrapped("dot_product_attention", dot_product_attention, {}, "cpu")
     assert Feature.VALID_LENS in made.claims.features
     assert not failing(made, ("masks.valid-lens",), "float32")
+
+
+def in_slots(ignored: bool) -> Callable[..., torch.Tensor]:
+    """Sequences in slots, of whose keys the first `seqused_k` count; for their number alone if the rest is ignored."""
+
+    def flash_attn_varlen_func(  # type: ignore[no-untyped-def]
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        softmax_scale=None,
+        causal=False,
+        seqused_k=None,
+    ):
+        outputs = []
+        for b, (first, last) in enumerate(itertools.pairwise(cu_seqlens_q)):
+            start, slot = int(cu_seqlens_k[b]), int(cu_seqlens_k[b + 1] - cu_seqlens_k[b])
+            used = slot if seqused_k is None else int(seqused_k[b])
+            keys, values = (x[start : start + used].transpose(0, 1) for x in (k, v))
+            scores = q[first:last].transpose(0, 1) @ keys.mT * (softmax_scale or q.shape[-1] ** -0.5)
+            corner = (slot if ignored else used) - int(last - first)
+            hidden = torch.ones_like(scores, dtype=torch.bool).triu(corner + 1) & causal
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num()
+            outputs.append((weights @ values).transpose(0, 1))
+        return torch.cat(outputs)
+
+    return flash_attn_varlen_func
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_slots_that_are_not_full_are_another_way_to_call(ignored: bool) -> None:
+    made = wrapped("slots", in_slots(ignored), {}, "cpu")
+    assert failing(made, ("relations.alternatives", "packed.lengths", "causal.alignment"), "float32") == (
+        {"relations.alternatives"} if ignored else set()
+    )

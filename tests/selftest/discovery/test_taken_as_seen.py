@@ -3,6 +3,7 @@
 import pytest
 
 from attention_conformance.spec.conventions import Alignment, EmptyRow, ProductPrecision
+from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
@@ -42,15 +43,65 @@ def test_a_row_without_keys_under_a_published_name(make: Make) -> None:
     assert "a row without keys gets nan" in made.stated
 
 
-@pytest.mark.parametrize(("flag", "seen"), [("causal", Alignment.BOTTOM_RIGHT), ("is_causal", Alignment.TOP_LEFT)])
-def test_the_corner_of_a_flag_whose_name_promises_none(make: Make, flag: str, seen: Alignment) -> None:
+def test_a_mask_and_a_bias_have_their_own_rows_without_keys(make: Make) -> None:
+    """A filled mask beside an added bias, as in many functions in memory-efficient form."""
+    made = make(f"""
+def f(q, k, v, mask=None, attn_bias=None):
+    s = {SCORES}
+    s = s if attn_bias is None else s + attn_bias
+    return (s if mask is None else s.masked_fill(~mask, -torch.finfo(s.dtype).max)).softmax(-1) @ v
+""")
+    conventions = made.claims.conventions
+    assert (conventions.empty_row_bool, conventions.empty_row_float) == (EmptyRow.UNIFORM, EmptyRow.NAN)
+    verdicts = run(made, ("masks.*",), ("float32",))
+    assert {each.clause for each in verdicts if each.status is Status.FAIL} == set()
+
+
+@pytest.mark.parametrize(
+    ("flag", "words", "seen"),
+    [
+        ("causal", "", Alignment.BOTTOM_RIGHT),
+        ("is_causal", "", Alignment.TOP_LEFT),
+        ("is_causal", "Causal masks are aligned to the bottom right.", Alignment.BOTTOM_RIGHT),
+    ],
+)
+def test_the_corner_of_a_flag_whose_name_promises_none(make: Make, flag: str, words: str, seen: Alignment) -> None:
     made = make(f"""
 def f(q, k, v, {flag}=False):
+    {words!r}
     s = {SCORES}
     later = torch.ones_like(s, dtype=torch.bool).triu(1 + s.shape[-1] - s.shape[-2])
     return (s.masked_fill(later, -torch.inf) if {flag} else s).softmax(-1) @ v
 """)
     assert made.claims.conventions.causal_alignment is seen
+
+
+SLOPED = """
+def f(q, k, v, alibi_slopes=None):
+    s = SCORES
+    if alibi_slopes is None:
+        return s.softmax(-1) @ v
+    m, ahead = READ, torch.arange(s.shape[-1]) - torch.arange(s.shape[-2])[:, None]
+    return (s - m * ahead.abs()).softmax(-1) @ v
+""".replace("SCORES", SCORES)
+
+
+@pytest.mark.parametrize(
+    ("read", "claimed"),
+    [
+        ("alibi_slopes[..., None, None]", True),
+        ("(alibi_slopes if alibi_slopes.ndim == 1 else alibi_slopes[0])[:, None, None]", True),
+        ("alibi_slopes[:, None, None]", False),
+    ],
+    ids=["each", "first", "shared"],
+)
+def test_slopes_of_samples_are_judged_where_equal_ones_are_taken(make: Make, read: str, claimed: bool) -> None:
+    assert (Feature.ALIBI_SAMPLES in make(SLOPED.replace("READ", read)).claims) is claimed
+
+
+def test_a_bias_that_has_to_be_given_is_one_of_zeros_where_a_case_has_none(make: Make) -> None:
+    made = make(f"def f(q, k, v, bias):\n    return torch.addcmul({SCORES}, bias, torch.ones(())).softmax(-1) @ v")
+    assert {Feature.GRADIENTS, Feature.MASK_GRADIENT} <= made.claims.features
 
 
 ITS_OWN_HEADS = """

@@ -59,6 +59,33 @@ def test_a_cache_gives_in_pieces_what_it_gives_as_a_whole(make: Make, first: str
     assert fails(make, text) is wrong
 
 
+HOLDING = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.q, self.kv, self.out = heads, nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
+        self.held = None
+    def reset_cache(self):
+        self.held = None
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in (self.q(x), *self.kv(x).chunk(2, -1)))
+        if self.held is not None:
+            k, v = torch.cat([self.held[0], k], 2), torch.cat([self.held[1], v], 2)
+        self.held = k.detach(), v.detach()
+        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu({first})
+        s = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf)
+        return self.out((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("first", "wrong"), [("k.shape[2] - q.shape[2] + 1", False), ("1", True)])
+def test_a_cache_that_it_holds_is_emptied_before_each_sequence(make: Make, first: str, wrong: bool) -> None:
+    made = make(HOLDING.format(first=first))
+    assert "in pieces after reset_cache()" in made.alternatives
+    (plain, otherwise) = run(made, ("causal.square", "relations.alternatives"), ("float32",))
+    assert {plain.status, otherwise.status} == ({Status.PASS, Status.FAIL} if wrong else {Status.PASS})
+
+
 def test_a_cache_in_a_form_of_its_own_is_stated(make: Make) -> None:
     assert "past_kv" in make(CACHED.format(first="1", cache="None")).findings
 
@@ -72,3 +99,24 @@ def test_a_window_is_narrow_enough_to_be_seen(make: Make, before: str, left: int
 @pytest.mark.parametrize(("training", "wrong"), [("self.training", False), ("True", True)])
 def test_dropout_is_off_in_evaluation_mode_however_its_rate_is_held(make: Make, training: str, wrong: bool) -> None:
     assert fails(make, DROPPING.format(training=training)) is wrong
+
+
+UNSCALED = """
+class NAME(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.q, self.k, self.v, self.o = heads, *(nn.Linear(dim, dim, bias=False) for _ in range(4))
+    def forward(self, x, position_bias=None):
+        q, k, v = (split(each(x), self.h) for each in (self.q, self.k, self.v))
+        s = q @ k.mT + (0.0 if position_bias is None else position_bias)
+        return self.o((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+f = NAME
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("T5Attention", Status.PASS), ("Attention", Status.FAIL)])
+def test_scores_are_not_scaled_where_the_name_states_it(make: Make, name: str, status: Status) -> None:
+    made = make(UNSCALED.replace("NAME", name))
+    (found,) = run(made, ("scores.scale-default",), ("float32",))
+    assert found.status is status
+    assert "judged without 'position_bias'" in made.about

@@ -45,6 +45,7 @@ SMALLEST = {
     "mask-gradient-scaled": Sizes(1, 1, 1, 2, 1, 1),
     "query-and-key-exchanged": Sizes(1, 1, 1, 2, 1, 1),
     "output-matrix-transposed": Sizes(1, 2, 1, 1, 1, 1),
+    "slopes-of-the-first-sample-for-all": Sizes(2, 1, 1, 2, 1, 1),
 }
 GRADIENTS = ("key-gradient-without-scale", "mask-gradient-scaled")
 

@@ -77,6 +77,13 @@ def test_what_is_called_by_a_shipped_interface_may_be_traced_like_the_function()
     assert not can_be_traced(shipped)
 
 
+def test_a_function_that_belongs_to_no_module_can_be_traced() -> None:
+    made: dict[str, Any] = {}
+    exec("def attention(query, key, value):\n    return value", made)  # as the auditor makes adapters
+    made["attention"].__module__ = None
+    assert can_be_traced(made["attention"])
+
+
 @pytest.mark.parametrize("function", [keeping_masks, with_a_cache, remembering, Stateful()])
 def test_what_could_keep_a_trace_may_not(function: Function) -> None:
     assert not can_be_traced(function)
@@ -128,3 +135,22 @@ def test_a_program_that_calls_another_is_one() -> None:
     answer = evaluated(lambda _: inner([query, key]), {})
     assert np.array_equal(answer, _masked_products(mask, [query, key]))  # whole numbers: no rounding
     assert jax_programs._program.cache_info().misses == 1
+
+
+def test_kernels_that_read_other_tiles_are_other_programs() -> None:
+    from jax.experimental import pallas
+
+    def doubled(rows: Any, answer: Any) -> None:
+        answer[...] = rows[...] * 2
+
+    def reading(step: int) -> Function:
+        tile, shape = pallas.BlockSpec((1, 4), lambda i: (i, 0)), jax.ShapeDtypeStruct((3, 4), "float32")
+        given = [pallas.BlockSpec((1, 4), lambda i: (i * step, 0))]
+        return lambda rows: pallas.pallas_call(
+            doubled, grid=(3,), in_specs=given, out_specs=tile, out_shape=shape, interpret=True
+        )(rows)
+
+    rows, before = jax.numpy.arange(12.0).reshape(3, 4), jax_programs._program.cache_info().misses
+    answers = [np.asarray(evaluated(reading(step), rows))[:, 0].tolist() for step in (0, 1, 0, 1)]
+    assert answers == [[0.0, 0.0, 0.0], [0.0, 8.0, 16.0]] * 2
+    assert jax_programs._program.cache_info().misses == before + 2

@@ -48,6 +48,12 @@ MISTAKES = {
         "numerics.accumulation",
         Case(FEW),
     ),
+    "wrong stride from tile to tile": Mistake(
+        "ref[member, pl.ds(tile * TILE, TILE), :]",
+        "ref[member, pl.ds(tile * (TILE // 2), TILE), :]",
+        "shapes.tile-edges",
+        Case(FEW),
+    ),
     "tiles of another head": Mistake(
         "(head // group, *(0,)", "(head // group * 0, *(0,)", "heads.independent", Case(FEW)
     ),

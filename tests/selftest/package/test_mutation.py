@@ -1,12 +1,14 @@
 """The mutation score counts kills, and reports what is wrong with defects and clauses."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
-from attention_conformance.tests.measurements import mutation_score
+from attention_conformance.tests.measurements import half_alone, mutation_score
 from attention_conformance.tests.measurements.mutation_score import WIDEST, Kill, Outcome
 
 (DEFECT,) = (defect for defect in catalogue() if defect.id == "next-position-seen")
@@ -77,5 +79,19 @@ def test_pairs_have_two_different_mistakes_and_fail() -> None:
 
 def test_a_kill_where_one_half_type_is_all_that_is_claimed() -> None:
     chosen = [defect for defect in catalogue() if defect.id in ("no-scale", "softmax-in-float32")]
-    assert mutation_score.names_alone(chosen, "bfloat16") == ["no-scale"]  # the other is of precision
-    assert mutation_score.is_killed_alone("no-scale", "bfloat16")
+    assert half_alone.names_alone(chosen, "bfloat16") == ["no-scale"]  # the other is of precision
+    assert half_alone.change_if_alive("no-scale", "bfloat16") is None
+
+
+def test_the_score_counts_what_changes_an_answer() -> None:
+    changes = {"killed": None, "alive": 0.5, "without a partner": math.inf, "as if right": 0.004}
+    assert half_alone.score(changes) == (
+        "1 of 3, alive survives, without a partner survives; below 1% of the norm: as if right (0.40%)"
+    )
+
+
+def test_a_change_is_a_part_of_the_norm() -> None:
+    right = np.array([3.0, 4.0, np.inf, np.nan])
+    assert half_alone.part_of_norm([(right, right)]) == 0.0
+    assert half_alone.part_of_norm([(right + np.array([0.0, 0.5, 0.0, 0.0]), right)]) == pytest.approx(0.1)
+    assert half_alone.part_of_norm([(np.array([np.nan]), np.array([1.0]))]) == math.inf

@@ -156,10 +156,22 @@ def sample_by_sample(query: Tensor, key: Tensor, value: Tensor, **options: Any) 
         return Steps()(query, key, value, **options)
     outputs = []
     for b, start in enumerate(starts.tolist()):
-        keys = key.shape[-2] if lengths is None else int(lengths[b])
+        keys = key.shape[-2] if lengths is None else int(lengths[b].max())
         one = (query[b : b + 1], key[b : b + 1, :, :keys], value[b : b + 1, :, :keys])
-        outputs.append(Steps()(*one, query_start=start, **{**options, "valid_lens": None}))
+        own = lengths[b : b + 1] if lengths is not None and lengths.ndim == 2 else None
+        masks = {name: _of_sample(options[name], b, keys, axes) for name, axes in MASKS.items() if name in options}
+        outputs.append(Steps()(*one, query_start=start, **{**options, **masks, "valid_lens": own}))
     return torch.cat(outputs)
+
+
+MASKS = {"attn_mask": 4, "key_padding_mask": 2}
+"""The axes with which they have one of samples."""
+
+
+def _of_sample(mask: Tensor, sample: int, keys: int, axes: int) -> Tensor:
+    """The mask of one sample and its own keys; one without an axis of samples, or with one of extent 1, is for all."""
+    own = mask[sample : sample + 1] if mask.ndim == axes and len(mask) > 1 else mask
+    return own if own.shape[-1] == 1 else own[..., :keys]
 
 
 def counting_its_own(start: Callable[[Stream], Feed]) -> Callable[[Stream], Feed]:

@@ -248,6 +248,15 @@ def test_rising_scores_end_with_the_largest() -> None:
         assert (scores[..., -length // 4 :].max(-1) > scores[..., : length // 4].max(-1) + 5.0).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_last_key_leads_the_others_which_are_equal(dtype: str) -> None:
+    square = Case(scores=Scores.LAST, causal=True).sized(query_length=7, key_length=7)
+    weights = trace_of(square, dtype).weights
+    assert (weights[..., -1, -1] == 1.0).all()
+    assert weights[..., -1, :-1].max() < np.exp(-500.0)
+    assert (weights[..., 5, :6] == weights[..., 5, :1]).all()
+
+
 def test_equal_scores_are_equal() -> None:
     assert not np.ptp(trace_of(Case(scores=Scores.EQUAL)).scores, axis=-1).any()
 

@@ -33,7 +33,7 @@ CORE = Claims(Scope.OP, frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, F
 PARTIAL = "rotary=500:2"
 
 
-@pytest.mark.parametrize("setting", [*EVERY, "window=:3", "window=2:0", PARTIAL])
+@pytest.mark.parametrize("setting", [*EVERY, "window=:3", "window=2:0", "alibi=interleaved", PARTIAL])
 def test_what_is_written_is_read_back(setting: str) -> None:
     premises = NO_PREMISES.assuming([setting])
     assert premises.settings() == (setting,)

@@ -14,7 +14,7 @@ from attention_conformance.tests.harness.explain.diagnosis.hypotheses import hyp
 from attention_conformance.tests.harness.explain.diagnosis.observation import (
     WITHOUT_DIGITS,
 )
-from attention_conformance.tests.harness.judge.clause_tests import Selection
+from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck, Selection
 from attention_conformance.tests.harness.judge.judge import Judge
 
 
@@ -26,11 +26,13 @@ def by_clauses(
     chapters = {load()[clause].chapter for clause in failed}
     dtype = next(dtype for dtype in DTYPES if any(each.dtype == dtype for each in checks))
     own = _failure_summaries(implementation, chapters, dtype, device)
+    judged = {each.clause.id for each in _planned(implementation, chapters, dtype)}
     ranked = []
     for hypothesis in hypotheses(implementation.claims.scope, implementation.claims.conventions):
         defect = hypothesis.defect
         if defect is not None and failed & set(defect.clauses) and defect.id not in unknown:
             theirs = _failure_summaries(defect.implementation, chapters, dtype, device)
+            theirs = {each for each in theirs if each[0] in judged}
             ranked.append((len(own & theirs) / max(1, len(own | theirs)), len(own & theirs), hypothesis))
     ranked.sort(key=lambda entry: -entry[0])
     if not own or not ranked or 2 * ranked[0][1] < len(own) + (len(own) > 2):
@@ -48,14 +50,19 @@ def _failure_summaries(
     weights are dropped, and each run drops others.
     """
     summaries = set()
-    for planned in Selection((implementation,), dtypes=(dtype,)).plan():
-        if planned.clause.chapter in chapters:
-            judge = Judge(implementation, dtype, device)
-            with suppress(PathError, CandidateError):
-                planned.test(judge)
-            for each in judge.tally.failures:
-                drawn, worst = Case.from_json(each.case).extension.dropout, judge.tally.worst or 0.0
-                size = 0.0 if drawn or not 0.0 < worst < inf else round(log10(worst), 1)
-                words = (each.summary or each.message).translate(WITHOUT_DIGITS)
-                summaries.add((planned.clause.id, words, size))
+    for planned in _planned(implementation, chapters, dtype):
+        judge = Judge(implementation, dtype, device)
+        with suppress(PathError, CandidateError):
+            planned.test(judge)
+        for each in judge.tally.failures:
+            drawn, worst = Case.from_json(each.case).extension.dropout, judge.tally.worst or 0.0
+            size = 0.0 if drawn or not 0.0 < worst < inf else round(log10(worst), 1)
+            words = (each.summary or each.message).translate(WITHOUT_DIGITS)
+            summaries.add((planned.clause.id, words, size))
     return summaries
+
+
+def _planned(implementation: Implementation, chapters: set[str], dtype: str) -> list[PlannedCheck]:
+    """What is judged of it in these chapters."""
+    planned = Selection((implementation,), dtypes=(dtype,)).plan()
+    return [each for each in planned if each.clause.chapter in chapters]

@@ -200,6 +200,31 @@ def fitted_causes(each: Observation, claimed: Conventions) -> Iterator[Hypothesi
             yield Hypothesis(name, "Divide by the sum of the exponentials alone.", answer, rank=2)
 
 
+def factors_of_gradients(each: Observation, parts: Sequence[str], claimed: Conventions) -> Iterator[Hypothesis]:
+    """These gradients multiplied by one number, which is measured on this observation; nothing else is wrong."""
+    names = [part.removeprefix("gradients.") for part in parts if part.startswith("gradients.")]
+    if each.got is None or len(names) != len(parts) or not set(names) <= each.got.gradients.keys():
+        return
+    expected = {name: each.expected[f"gradients.{name}"].value for name in names}
+    if any(each.got.gradients[name].shape != right.shape for name, right in expected.items()):
+        return
+    with np.errstate(all="ignore"):
+        found = {_constant(each.got.gradients[n].astype(np.float64) / right, each) for n, right in expected.items()}
+    factor = found.pop()
+    if found or factor is None:
+        return
+    right, where = answering(claimed), " and the ".join(f"gradient of {name.replace('_', ' ')}" for name in names)
+
+    def answer(problem: Problem) -> Result:
+        whole = right(problem)
+        scaled = {name: whole.gradients[name] * factor for name in names if name in whole.gradients}
+        return replace(whole, gradients={**whole.gradients, **scaled})
+
+    negated = abs(factor + 1.0) < math.sqrt(DIGITS)
+    words = f"{where} negated" if negated else f"{where} multiplied by {factor:.6g}"
+    yield Hypothesis(words, "Look for a sign or a factor in the backward pass.", answer, rank=2)
+
+
 def _share(sums: Callable[[Solution], Floats], epsilon: float, solution: Solution) -> Floats:
     """What is left of an output (B, H, Lq) where its denominator is larger by epsilon."""
     return sums(solution) / (sums(solution) + epsilon)

@@ -16,7 +16,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.harness.explain.diagnosis.at_once import at_once, edits, has_steps, is_edit, wrong
-from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothesis, fitted_causes
+from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothesis, factors_of_gradients, fitted_causes
 from attention_conformance.tests.harness.explain.diagnosis.conditions import Condition
 from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, answered
 from attention_conformance.tests.harness.explain.diagnosis.pattern import NUMBERS, options
@@ -369,6 +369,8 @@ def _of_edits(
     wrong = {part for each in failing for part in each.parts if each.errors[part] > 1.0}
     if "output" not in wrong:
         hypotheses = [alone(h.edit, tuple(sorted(wrong)), claimed) for h in hypotheses if h.edit is not None]
+        factors = [h for each in few[:1] for h in factors_of_gradients(each, sorted(wrong), claimed)]
+        hypotheses = [*factors, *hypotheses]
     for each in few[:2]:
         if each.wrong_numbers:
             fitted = measured(each, claimed) if "output" in wrong else ()

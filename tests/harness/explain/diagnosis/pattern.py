@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
+from attention_conformance.spec.case_options import lacks_presumed
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.features import NOTHING
 
@@ -61,7 +62,8 @@ def without(case: Case, option: str) -> Case | None:
     if value and hasattr(case, name):
         return replace(case, **{name: getattr(Case(), name)})
     if hasattr(NOTHING, option):
-        return case.extended(**{option: getattr(NOTHING, option)})
+        simpler = case.extended(**{option: getattr(NOTHING, option)})
+        return None if lacks_presumed(simpler.extension) else simpler
     if option == WINDOW:
         return case.extended(window_left=None, window_right=None)
     if option == NUMBERS:

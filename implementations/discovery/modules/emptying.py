@@ -1,0 +1,35 @@
+"""Methods by which a module empties a cache that it holds, so that the next call begins a sequence."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.signatures import required
+
+EMPTYING, HELD = {"reset", "clear", "empty", "init", "initialize"}, {"cache", "caches", "kv", "state", "states"}
+"""Words in the name of a method that empties a cache."""
+
+
+def emptied_by(kind: object) -> str:
+    """The method of a module that empties the cache that it holds, by its name; empty for none."""
+    methods = vars(kind) if isinstance(kind, type) and issubclass(kind, nn.Module) else {}
+    named = [name for name in methods if name == "reset" or (words_of(name) & EMPTYING and words_of(name) & HELD)]
+    return next((name for name in named if not _needed(methods[name])), "")
+
+
+def _needed(method: Any) -> bool:
+    """Whether it is no method without arguments."""
+    parameters = safe_call(lambda: inspect.signature(method).parameters.values()).value or ()
+    return [required(each) for each in parameters] != [True] + [False] * (len(parameters) - 1)
+
+
+def emptied(reset: Callable[[], Any], call: Callable[[], Any]) -> Any:
+    """The answer of a call that begins a sequence."""
+    reset()
+    return call()

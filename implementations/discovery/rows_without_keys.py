@@ -1,0 +1,129 @@
+"""Rows without keys: what a candidate gives them, seen for each kind of what leaves a row none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.discovery.always import rows
+from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
+from attention_conformance.implementations.discovery.probe import Floats, near
+from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern
+from attention_conformance.spec.conventions import Alignment, EmptyRow
+from attention_conformance.spec.features import NOTHING, Feature
+from attention_conformance.spec.inputs import build
+
+ADDED, EMPTY = replace(PLAIN, mask=MaskKind.INFINITE), replace(PLAIN, padding=Padding.EMPTY_SAMPLE)
+EMPTIED_BY = {Feature.BOOL_MASK: ("bool_mask", MASKED), Feature.FLOAT_MASK: ("float_mask", ADDED)}
+"""The option and the case of each kind of mask."""
+ROWS = ("bool", "float", "causal")
+OWN_ROWS = {Feature.BOOL_MASK: ("bool", "causal"), Feature.FLOAT_MASK: ("float",)}
+"""What empties the rows whose answer a mask shows: alone, and where one of the other kind is claimed, too."""
+
+
+def empty_rows_as_seen(check: ClaimCheck, masked: Case, kinds: tuple[str, ...] = ROWS) -> ClaimCheck:
+    """The check with the claim of what a row without keys gets, of these kinds, if that is no row of zeros."""
+    empty = masked if masked.padding is Padding.EMPTY_SAMPLE else replace(masked, pattern=Pattern.EMPTY_ROW)
+    fitted = fit(empty, check.claims)
+    if isinstance(fitted, Unsupported):
+        return check
+    answer = _empty_row(check, fitted)
+    if answer is None and _sees_all_again(check, fitted):
+        with_keys = replace(check.claims, fit=partial(fit_rows_with_keys, check.claims.fit))
+        return replace(check, claims=with_keys).stating("a row without keys gets what it gets without the mask")
+    if answer is None:
+        return check
+    where = ("padding",) if kinds is ROWS and masked.padding is not Padding.NONE else kinds
+    conventions = check.claims.conventions.claiming({f"empty-row-{each}": str(answer) for each in where})
+    claims: Claims = replace(check.claims, conventions=conventions)
+    return replace(check, claims=claims).stating(f"a row without keys gets {answer}")
+
+
+EMPTIED = {
+    "empty-row-bool": (replace(MASKED, pattern=Pattern.EMPTY_ROW), 1),
+    "empty-row-float": (replace(PLAIN, mask=MaskKind.INFINITE, pattern=Pattern.EMPTY_ROW), 1),
+    "empty-row-causal": (PLAIN.sized(key_length=5).extended(window_left=2, window_right=2), -1),
+    "empty-row-padding": (EMPTY, 0),
+    "padded-queries": (PLAIN.extended(query_lens=True), -1),
+}
+"""A case with a row without keys for each convention on them, and the number of that row."""
+AT_THE_END = {"empty-row-causal": (replace(PLAIN, causal=True).sized(query_length=9, key_length=6), 0)}
+"""The same where the last query stands at the last key."""
+
+
+def empty_rows_of_each_kind(check: ClaimCheck) -> ClaimCheck:
+    """The check with the claims of what rows without keys get, each kind for itself, where it is no row of zeros."""
+    answers: dict[str, EmptyRow] = {}
+    at_the_end = Feature.CAUSAL in check.claims and check.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
+    for key, (case, row) in (EMPTIED | (AT_THE_END if at_the_end else {})).items():
+        fitted = fit(case, check.claims)
+        answer = None if isinstance(fitted, Unsupported) else _empty_row(check, fitted, row)
+        if answer is not None:
+            answers[key] = answer
+            conventions = check.claims.conventions.claiming({key: str(answer)})
+            check = replace(check, claims=replace(check.claims, conventions=conventions))
+    if len(set(answers.values())) == 1:
+        return check.stating(f"a row without keys gets {next(iter(answers.values()))}")
+    listed = ", ".join(f"{key}={answer}" for key, answer in answers.items())
+    return check.stating(f"a row without keys gets what it was seen to get: {listed}") if listed else check
+
+
+def empty_rows_of_window(check: ClaimCheck) -> ClaimCheck:
+    """The check with the claim of what a query gets whose window has no key, if that is no row of zeros."""
+    premises, number = check.claims.premises, -1
+    left = premises.window_left
+    if left is None and premises.causal and check.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT:
+        left, number = 0, 0
+    if left is None:
+        return check
+    fitted = fit(PLAIN.sized(query_length=left + 16, key_length=4), check.claims)
+    if isinstance(fitted, Unsupported) or fitted.sizes.query_length <= left + fitted.sizes.key_length:
+        return check
+    answer = _empty_row(check, fitted, number)
+    if answer is None:
+        return check
+    conventions = check.claims.conventions.claiming({"empty-row-causal": str(answer)})
+    check = replace(check, claims=replace(check.claims, conventions=conventions))
+    return check.stating(f"a query without keys in its window gets {answer}")
+
+
+def fit_rows_with_keys(fit: Fit, case: Case) -> Case | Unsupported:
+    """The fit of one that adds a number to hidden scores, which changes nothing where all of a row are hidden."""
+    by_flag = case.causal and (case.pattern is Pattern.LAST_KEY or case.padding in (Padding.LEFT, Padding.HOLES))
+    empty = case.mask is not MaskKind.NONE and case.pattern in (Pattern.EMPTY_ROW, Pattern.EMPTY_IN_ONE)
+    emptied = by_flag or empty or case.padding is Padding.EMPTY_SAMPLE
+    return Unsupported("a row without keys is answered as without the mask") if emptied else fit(case)
+
+
+def _sees_all_again(check: ClaimCheck, fitted: Case) -> bool:
+    """Whether a row without keys gets what it gets without a mask; in float64, where the added number is lost."""
+    by_sample = fitted.padding is Padding.EMPTY_SAMPLE
+    some = replace(fitted, padding=Padding.RIGHT) if by_sample else replace(fitted, pattern=Pattern.RANDOM)
+    problem, part = (build(each, "float64").forward_only() for each in (fitted, some))
+    without = problem.but(attn_mask=None, key_padding_mask=None)
+    exact = replace(check, dtype="float64")
+    got, hidden, whole = (rows(exact, each) for each in (problem, part, without))
+    if got is None or hidden is None or whole is None or near(hidden, whole, "float64"):  # a mask that is ignored
+        return False
+    at = np.s_[-1, ..., 0, :] if by_sample else np.s_[..., 1, :]
+    return near(got[at], whole[at], "float64")
+
+
+def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | None:
+    problem = build(fitted, check.dtype).forward_only()
+    outcome = check.answer(problem)
+    if outcome.error or (got := output_of(outcome)).shape[-2:-1] != (fitted.sizes.query_length,):
+        return None
+    sample, at = (got.shape[0] - 1, 0) if fitted.padding is Padding.EMPTY_SAMPLE else (slice(None), number)
+    row: Floats = got[sample, ..., at, :]
+    if np.isnan(row).all():
+        return EmptyRow.NAN
+    scoring = [name for name in ("w_q", "b_q") if name in problem.parameters] or ["query"]
+    alike = problem.but(attn_mask=None, key_padding_mask=None, causal=False, extension=NOTHING)
+    equal = rows(check, alike.with_arrays({name: np.zeros_like(problem.arrays()[name]) for name in scoring}))
+    seen = [] if equal is None else [equal[sample, ..., each, :] for each in (at, -1)]  # the last one sees every key
+    return EmptyRow.UNIFORM if any(near(row, each, check.dtype) for each in seen) else None
