@@ -11,13 +11,14 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 JUDGES := $(VENV)/.judges
+KERNELS := $(VENV)/kernels/.ready
 TYPED  := $(VENV)/typing/attention_conformance
 
 BENCH  := report/bench.json
 
 .PHONY: conformance test thorough bench bench-compare bench-calibration lint types bounds mutation reach conventions
 .PHONY: audit-score covering clause-seconds profile-suite door-cost docs links format clean report-diff first-contact wheel-check diagnosis-score
-.PHONY: peers matrix kernels
+.PHONY: peers matrix audit-packages kernels
 
 conformance: $(JUDGES)
 	$(RUN) -m pytest --report report -n 2 --dist worksteal
@@ -28,12 +29,10 @@ test: lint types
 thorough: lint types
 	$(RUN) -m pytest tests/selftest tests/conformance --thorough -n 2 --dist worksteal
 
-# The built-in Triton and Pallas kernels, interpreted, and each with mistakes of such kernels. Triton stays beside the
-# environment, where torch does not find it; where Triton or JAX is missing, its tests are skipped and say so.
-kernels: $(READY)
-	$(RUN) -m pip install --quiet --no-deps --constraint constraints.txt --target $(VENV)/kernels 'triton>=3.4' || \
-		echo "pip could not install triton"
-	PYTHONPATH=$(VENV)/kernels TRITON_INTERPRET=1 $(RUN) -m pytest --thorough -n 2 --dist worksteal -rs -k "not does_not_hold" \
+# The built-in Triton and Pallas kernels, interpreted, and each with mistakes of such kernels; where JAX is missing, the
+# tests of Pallas are skipped and say so.
+kernels: $(KERNELS)
+	PYTHONPATH=$(dir $(KERNELS)) TRITON_INTERPRET=1 $(RUN) -m pytest --thorough -n 2 --dist worksteal -rs -k "not does_not_hold" \
 		tests/selftest/implementations/test_triton.py tests/selftest/implementations/test_pallas.py
 
 lint: $(READY)
@@ -82,6 +81,10 @@ diagnosis-score: $(READY)
 audit-score: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.audit_score
 
+# What the auditor finds of other packages' functions and classes without their adapters; PATTERN as for matrix
+audit-packages: $(READY)
+	$(RUN) -m attention_conformance.tests.measurements.audit_packages $(foreach each,$(PATTERN),'$(each)')
+
 conventions: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.conventions
 
@@ -106,7 +109,7 @@ CHAPTERS ?= scores.* softmax.* values.* heads.* masks.* causal.* grouped.*
 matrix: $(READY)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[matrix]'
 	$(RUN) -m attention_conformance matrix $(foreach each,$(PATTERN),'$(each)') --report matrix --jobs 2 --dtype float32 \
-		$(foreach each,$(CHAPTERS),--clause '$(each)') --constraint constraints.txt
+		$(foreach each,$(CHAPTERS),--clause '$(each)')
 
 # What a process of its own costs: wall and CPU seconds of the quick tier, for four candidates
 door-cost: $(READY)
@@ -144,6 +147,11 @@ $(JUDGES): pyproject.toml constraints.txt
 $(READY): $(JUDGES)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $(READY)
+
+# Triton stays beside the environment, where torch does not find it: torch would load it in every process.
+$(KERNELS): $(READY)
+	$(RUN) -m pip install --quiet --no-deps --upgrade --constraint constraints.txt --target $(@D) 'triton>=3.4'
+	touch $(KERNELS)
 
 clean:
 	rm -rf $(VENV) build report site .mypy_cache .ruff_cache .pytest_cache .hypothesis

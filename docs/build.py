@@ -5,7 +5,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
@@ -23,7 +23,8 @@ from attention_conformance.tests.report.views.matrix_state import read_state
 ROOT = Path(__file__).parents[1]
 Scores: TypeAlias = Mapping[str, Any]
 """What a measurement has stored."""
-JUDGED = ROOT / "implementations" / "packages" / "judged.json"
+PACKAGES = ROOT / "implementations" / "packages"
+JUDGED, AUDITED = PACKAGES / "judged.json", PACKAGES / "audited.json"
 FOLDERS = ("assets", "pictures", "examples")
 LABELS = {
     '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="All pages">',
@@ -89,15 +90,27 @@ def _share(reached: int, holes: int) -> str:
 
 
 def _packages() -> str:
-    """The page of the last published state of the matrix."""
+    """The page of the last published state of the matrix, and of what the auditor finds without adapters."""
     standings = list(read_state(JUDGED).values())
+    audited = json.loads(AUDITED.read_text(encoding="utf-8"))
     return rendered(
         "packages.md",
         standings=standings,
         packages={each.package for each in standings},
         conforming=[each for each in standings if each.verdict == "conforms"],
         failing=[each for each in standings if each.verdict == "fails"],
+        audited=audited,
+        **{way: _found(each[way] for each in audited.values()) for way in ("audit", "check")},
     )
+
+
+def _found(ways: Iterable[Scores]) -> dict[str, int]:
+    """How much was found of all that could be looked at."""
+    every = [each for each in ways if each]
+    seen = [each for each in every if not each["refused"]]
+    agree, differ = sum(each["agree"] for each in seen), sum(len(each["differ"]) for each in seen)
+    claims = agree + differ + sum(len(each["unseen"]) for each in seen)
+    return {"all": len(every), "seen": len(seen), "agree": agree, "differ": differ, "claims": claims}
 
 
 def assemble(folder: Path) -> None:

@@ -207,4 +207,4 @@ def _stores(code: CodeType) -> bool:
 def _is_trusted(value: object) -> bool:
     owner = value.__name__ if isinstance(value, ModuleType) else type(value).__module__
     owner = value.__module__ if isinstance(value, FunctionType | type) else owner
-    return owner.partition(".")[0] in TRUSTED
+    return (owner or "").partition(".")[0] in TRUSTED  # what was made of a text belongs to no module

@@ -328,6 +328,11 @@ def lengths_forgotten_where_samples_have_starts(query: Tensor, key: Tensor, valu
     return Steps()(query, key, value, **omitting("valid_lens", options, "query_starts"))
 
 
+@breaks_starts("cache.query-starts", severity=LEAK)
+def masks_forgotten_where_samples_have_starts(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    return Steps()(query, key, value, **omitting("attn_mask", options, "query_starts"))
+
+
 @breaks_starts("cache.query-starts-window")
 def window_from_the_start_of_the_first_sample(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     starts, window = options.get("query_starts"), options.get("window_size")

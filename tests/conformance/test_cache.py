@@ -7,7 +7,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from attention_conformance.spec.cases import Case, Padding
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import Rule, clause, row, table
@@ -70,6 +70,11 @@ WINDOWED_RINGS = [windowed(room, fed(*chunks, room=room)) for chunks, room in RI
 
 EACH = Case(causal=True).sized(batch=3, query_length=3, key_length=11).extended(query_starts=True)
 """Each sample has a start of its own."""
+MASKED_TOO = (
+    replace(EACH, mask=MaskKind.BOOL),
+    replace(EACH, mask=MaskKind.FLOAT, mask_shape=MaskShape.HEAD, seed=1),
+    replace(EACH, padding=Padding.LEFT, seed=2),
+)
 OF_LENGTHS = replace(EACH, padding=Padding.LENGTHS)
 POSITIONED = [EACH.extended(rotary_base=BASE), EACH.extended(alibi=True), EACH.extended(relative_bias=3)]
 
@@ -87,6 +92,7 @@ CLAUSES = table(
             EACH.sized(query_length=1),
             EACH.sized(query_length=7, key_length=7),
             EACH.sized(batch=5, key_length=33),
+            *MASKED_TOO,
         ),
         EACH.sized(num_heads=6, num_kv_heads=3),
     ),

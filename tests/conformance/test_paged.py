@@ -124,8 +124,20 @@ def test_fresh_memory(judge: Judge) -> None:
 def test_placement(judge: Judge) -> None:
     for case in judge.cases(lengths(LONG, 1), last(LONG, 5, 16), last(LONG.sized(key_length=300), 1, 16)):
         problem = judge.problem(case).forward_only()
-        elsewhere = changed(problem, block_table=lambda table: table.max(initial=0) - table)
-        first, second = (judge.answer(case, each) for each in (problem, elsewhere))
-        if first is not None and second is not None:
-            same = np.asarray(first.output).tobytes() == np.asarray(second.output).tobytes()
-            judge.assert_that(case, same, "the same keys in other pages give other bits")
+        contiguous, *others = (
+            changed(problem, block_table=place) for place in (in_order, lambda table: table, in_reverse)
+        )
+        first, *later = (judge.answer(case, each) for each in (contiguous, *others))
+        for each in later:
+            if first is not None and each is not None:
+                same = np.asarray(first.output).tobytes() == np.asarray(each.output).tobytes()
+                judge.assert_that(case, same, "the same keys in other pages give other bits than one after another")
+
+
+def in_order(table: Array) -> Array:
+    """Pages one after another, so that the keys of a sample are contiguous."""
+    return np.arange(table.size, dtype=table.dtype).reshape(table.shape)
+
+
+def in_reverse(table: Array) -> Array:
+    return np.asarray(table.max(initial=0) - table)

@@ -77,6 +77,23 @@ dies = candidate("dies", sudden)
 """
 
 
+OF_NUMPY = """
+import numpy as np
+
+
+def right(query, key, value, is_causal=False):
+    scores = query @ key.swapaxes(-1, -2) / query.shape[-1] ** 0.5
+    if is_causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value
+
+
+def halved(query, key, value, is_causal=False):
+    return right(query, key, value, is_causal) / 2
+"""
+"""Candidates for processes: without torch they start in a third of the time."""
+
 LOADED = (html,)
 """Imported before a session in this process begins: what it imports itself is dropped after it, and meets its older
 self in the next one."""

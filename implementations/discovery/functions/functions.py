@@ -206,7 +206,8 @@ def _usual_candidate(
     if not interface and not promised and "causal-alignment" not in settings:
         check = corner_as_seen(check)
     given = any("row" in key for key in (*settings, *documented))
-    if not given and not interface and options.spelled.get("bool_mask") in MASK_NAMES:
+    one = options.spelled.get("float_mask") in (None, options.spelled.get("bool_mask"))  # parameter for both
+    if not given and not interface and one and options.spelled.get("bool_mask") in MASK_NAMES:
         kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, ADDED), (Feature.KEY_PADDING, EMPTY))
         masked = next((case for feature, case in kinds if feature in check.claims), ADDED)
         check = empty_rows_as_seen(check, masked)

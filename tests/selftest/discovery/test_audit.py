@@ -34,7 +34,8 @@ from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import Alignment, Conventions, GroupOrder
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.cli.audit_command import ORACLE
-from attention_conformance.tests.measurements.audit_score import DETECTED, WRONG, anonymous, known_scores, scores
+from attention_conformance.tests.measurements.audit_compared import DETECTED, WRONG, scores
+from attention_conformance.tests.measurements.audit_score import anonymous, known_scores
 from attention_conformance.tests.measurements.audit_targets import TARGETS, wrong_axis, wrong_scale
 
 BUILT_IN = {each.name: each for each in (*BUILTIN, *NAMED)}

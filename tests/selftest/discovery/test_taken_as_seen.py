@@ -43,6 +43,20 @@ def test_a_row_without_keys_under_a_published_name(make: Make) -> None:
     assert "a row without keys gets nan" in made.stated
 
 
+def test_a_mask_and_a_bias_have_their_own_rows_without_keys(make: Make) -> None:
+    """A filled mask beside an added bias, as in many functions in memory-efficient form."""
+    made = make(f"""
+def f(q, k, v, mask=None, attn_bias=None):
+    s = {SCORES}
+    s = s if attn_bias is None else s + attn_bias
+    return (s if mask is None else s.masked_fill(~mask, -torch.finfo(s.dtype).max)).softmax(-1) @ v
+""")
+    conventions = made.claims.conventions
+    assert (conventions.empty_row_bool, conventions.empty_row_float) == (EmptyRow.UNIFORM, EmptyRow.NAN)
+    verdicts = run(made, ("masks.*",), ("float32",))
+    assert {each.clause for each in verdicts if each.status is Status.FAIL} == set()
+
+
 @pytest.mark.parametrize(
     ("flag", "words", "seen"),
     [

@@ -77,6 +77,13 @@ def test_what_is_called_by_a_shipped_interface_may_be_traced_like_the_function()
     assert not can_be_traced(shipped)
 
 
+def test_a_function_that_belongs_to_no_module_can_be_traced() -> None:
+    made: dict[str, Any] = {}
+    exec("def attention(query, key, value):\n    return value", made)  # as the auditor makes adapters
+    made["attention"].__module__ = None
+    assert can_be_traced(made["attention"])
+
+
 @pytest.mark.parametrize("function", [keeping_masks, with_a_cache, remembering, Stateful()])
 def test_what_could_keep_a_trace_may_not(function: Function) -> None:
     assert not can_be_traced(function)

@@ -14,11 +14,13 @@ PINS = {
     ("torch.sdpa.math", "float16"): (989, 985),
     ("torch.mha", "float32"): (2334, 2196),
     ("source.e", "bfloat16"): (745, 474),
-    ("inhouse.numpy", "float64"): (2317, 2310),
+    ("inhouse.numpy", "float64"): (2320, 2313),
 }
 """Checks of the quick tier in one dtype, and how many of them have to count: an inconclusive one does not, and which
-ones are inconclusive may depend on the last digits of a machine. Where a change is intended, write down the new numbers
-that the failure shows; fewer checks need a reason."""
+ones are inconclusive may depend on the last digits of a machine. Fewer checks need a reason."""
+RENEWED = 1.02
+"""New clauses and cases add to the checks. Once there are more than so many times as many, write down the new numbers
+that the failure shows, so that a loss is still seen."""
 
 
 LONGEST = ("torch.mha", "float32")
@@ -32,7 +34,7 @@ def test_no_check_is_lost(name: str, dtype: str) -> None:
     (implementation,) = (i for i in BUILTIN if i.name == name)
     verdicts = run(implementation, dtypes=(dtype,))
     checks, counted = PINS[name, dtype]
-    assert sum(v.checks + v.inconclusive for v in verdicts) == checks
+    assert checks <= sum(v.checks + v.inconclusive for v in verdicts) <= RENEWED * checks
     assert sum(v.checks for v in verdicts) >= counted
 
 

@@ -29,6 +29,7 @@ from attention_conformance.tests.report.views import json_view as reporting
 from attention_conformance.tests.report.views.terminal import lines, summary
 from attention_conformance.tests.selftest.report.test_verdicts import BAD, FAILURE, GOOD, WHO
 from attention_conformance.tests.selftest.sessions import Sessions, checks_of
+from attention_conformance.tests.selftest.thorough import by_turns
 
 SCHEMA = json.loads(reporting.SCHEMA_FILE.read_text())
 REPORT = Draft202012Validator(SCHEMA)
@@ -179,7 +180,7 @@ def test_a_session_that_stops_at_the_first_failure_is_not_complete(sessions: Ses
     assert completion["verdicts"] == 1
 
 
-@pytest.mark.parametrize("processes", [(), ("-n", "1")])
+@pytest.mark.parametrize("processes", by_turns([(), ("-n", "1")], 2))
 def test_a_process_that_dies_leaves_what_was_done(
     sessions: Sessions, tmp_path: Path, processes: tuple[str, ...]
 ) -> None:

@@ -27,17 +27,17 @@ from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.sessions import Sessions
+from attention_conformance.tests.selftest.sessions import OF_NUMPY, Sessions
 from attention_conformance.tests.selftest.thorough import by_turns, thorough
 
-SDPA = "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
-DYING = f"""import os, sys, torch
-{SDPA}
+DYING = f"""import os, sys
+{OF_NUMPY}
+
 def attention(query, key, value, is_causal=False):
-    if is_causal and query.shape[-2] > 6 and (OFTEN or query.shape[-2] == 17 and query.dtype is torch.float64):
+    if is_causal and query.shape[-2] > 6 and (OFTEN or query.shape[-2] == 17 and query.dtype == np.float64):
         print("goodbye", file=sys.stderr)
         DIES
-    return sdpa(query, key, value, is_causal=is_causal)
+    return right(query, key, value, is_causal)
 """
 ABORTING = DYING.replace("DIES", "os.abort()")
 OFTEN, ONCE = ABORTING.replace("OFTEN", "True"), ABORTING.replace("OFTEN", "False")
@@ -60,7 +60,8 @@ def attention(query, key, value, is_causal=False):
     return output
 """
 """Attention of which each process of a group has its share of the queries; on longer causal ones process 1 is lost."""
-CHOSEN = ("--clause", "causal.square", "--clause", "scores.*", "--dtype", "float64", "--dtype", "float32")
+SOME = ("--clause", "causal.square", "--clause", "scores.dot-product", "--dtype", "float64")
+MORE = (*SOME, "--clause", "scores.*", "--dtype", "float32")
 
 
 def judged(
@@ -70,7 +71,7 @@ def judged(
     folder.mkdir()
     file = folder / "dying.py"
     file.write_text(text)
-    arguments = ("--candidate", f"{file}:attention", *CHOSEN, "--report", str(folder), *options)
+    arguments = ("--candidate", f"{file}:attention", "--report", str(folder), *options)
     result = sessions.apart(*arguments)
     return result, json.loads((folder / "report.json").read_text())
 
@@ -85,7 +86,7 @@ def test_deaths_end_with_the_same_verdicts_on_two_processes(
     """A candidate that is lost too often is given up by all, but where one process is in a clause it ends that."""
     verdicts = []
     for processes in ("0", "2"):
-        result, report = judged(sessions, tmp_path / processes, text, "-n", processes)
+        result, report = judged(sessions, tmp_path / processes, text, *MORE, "-n", processes)
         assert result.returncode == ExitStatus.FAILS, result.stdout + result.stderr
         assert report["completion"]["complete"] is True
         (entry,) = report["implementations"]
@@ -100,7 +101,7 @@ def test_deaths_end_with_the_same_verdicts_on_two_processes(
 
 @pytest.mark.parametrize("processes", by_turns(["2", "0"], 2))
 def test_what_ends_the_judges_process_ends_no_run_well(sessions: Sessions, tmp_path: Path, processes: str) -> None:
-    result, report = judged(sessions, tmp_path / "run", LEAVING, "-n", processes, "--in-process")
+    result, report = judged(sessions, tmp_path / "run", LEAVING, *SOME, "-n", processes, "--in-process")
     assert result.returncode == ExitStatus.INTERRUPTED, result.stdout + result.stderr
     assert report["completion"]["complete"] is False
     assert "conforms" not in {entry["verdict"] for entry in report["implementations"]}
@@ -113,7 +114,7 @@ def test_what_ends_the_judges_process_ends_no_run_well(sessions: Sessions, tmp_p
 
 
 def test_what_leaves_as_it_is_imported_ends_no_run_well(sessions: Sessions, tmp_path: Path) -> None:
-    result, report = judged(sessions, tmp_path / "run", "import os\nos._exit(0)\n", "--in-process")
+    result, report = judged(sessions, tmp_path / "run", "import os\nos._exit(0)\n", *SOME, "--in-process")
     assert result.returncode == ExitStatus.INTERRUPTED
     assert report["completion"] == {"complete": False, "reason": "the run has not ended", "verdicts": 0}
 
