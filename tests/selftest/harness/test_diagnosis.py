@@ -279,3 +279,10 @@ def test_failures_that_do_not_come_again_name_no_mistake(monkeypatch: pytest.Mon
     right = Implementation("right", Claims(Scope.OP, OP_FEATURES), torch_op(Steps()))
     diagnosis = by_clauses.by_clauses(right, [FailingCheck("masks.broadcast", Case(), "float32", "")], "cpu", ())
     assert "no known mistake explains the failures; none showed when" in str(diagnosis)
+
+
+def test_many_failures_that_do_not_come_again_are_compared_with_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosing, "by_clauses", lambda *_: pytest.fail("each mistake was judged"))
+    right = Implementation("right", Claims(Scope.OP, OP_FEATURES), torch_op(Steps()))
+    checks = [FailingCheck(f"masks.clause-{number}", Case(), "float32", "output") for number in range(20)]
+    assert "none showed when the checks were run again" in str(diagnose(right, checks, dtypes=("float32",)))
