@@ -11,6 +11,7 @@ VENV   ?= .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 JUDGES := $(VENV)/.judges
+KERNELS := $(VENV)/kernels/.ready
 TYPED  := $(VENV)/typing/attention_conformance
 
 BENCH  := report/bench.json
@@ -28,12 +29,10 @@ test: lint types
 thorough: lint types
 	$(RUN) -m pytest tests/selftest tests/conformance --thorough -n 2 --dist worksteal
 
-# The built-in Triton and Pallas kernels, interpreted, and each with mistakes of such kernels. Triton stays beside the
-# environment, where torch does not find it; where Triton or JAX is missing, its tests are skipped and say so.
-kernels: $(READY)
-	$(RUN) -m pip install --quiet --no-deps --constraint constraints.txt --target $(VENV)/kernels 'triton>=3.4' || \
-		echo "pip could not install triton"
-	PYTHONPATH=$(VENV)/kernels TRITON_INTERPRET=1 $(RUN) -m pytest --thorough -n 2 --dist worksteal -rs -k "not does_not_hold" \
+# The built-in Triton and Pallas kernels, interpreted, and each with mistakes of such kernels; where JAX is missing, the
+# tests of Pallas are skipped and say so.
+kernels: $(KERNELS)
+	PYTHONPATH=$(dir $(KERNELS)) TRITON_INTERPRET=1 $(RUN) -m pytest --thorough -n 2 --dist worksteal -rs -k "not does_not_hold" \
 		tests/selftest/implementations/test_triton.py tests/selftest/implementations/test_pallas.py
 
 lint: $(READY)
@@ -148,6 +147,11 @@ $(JUDGES): pyproject.toml constraints.txt
 $(READY): $(JUDGES)
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	touch $(READY)
+
+# Triton stays beside the environment, where torch does not find it: torch would load it in every process.
+$(KERNELS): $(READY)
+	$(RUN) -m pip install --quiet --no-deps --upgrade --constraint constraints.txt --target $(@D) 'triton>=3.4'
+	touch $(KERNELS)
 
 clean:
 	rm -rf $(VENV) build report site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,7 +16,8 @@ class Amendments:
     """What the caller states of an implementation in addition to what it claims itself.
 
     Attributes:
-        claim, without: names of features.
+        claim: names of features.
+        without: the same, or names in `Implementation.findings`.
         premises: as `Premises.assuming` takes them.
     """
 
@@ -40,7 +41,9 @@ class Amendments:
         """
         if not self:
             return implementation
-        claimed, left_out = set(_features(self.claim)), set(_features(self.without))
+        findings = {name: why for name, why in implementation.findings.items() if name not in self.without}
+        known = {name for name in implementation.findings if name not in list(Feature)}
+        claimed, left_out = set(_features(self.claim)), set(_features(n for n in self.without if n not in known))
         if Feature.CORE in left_out:
             raise ValueError(f"{Feature.CORE} cannot be left out: every implementation claims it")
         if lacking := sorted((claimed & WITH_RUNS) - implementation.claims.features):
@@ -53,6 +56,7 @@ class Amendments:
                 features=(claims.features | claimed) - left_out,
                 premises=claims.premises.assuming(self.premises),
             ),
+            findings=findings,
             modes={mode: run for mode, run in implementation.modes.items() if mode not in left_out},
             alternatives={} if Feature.ALTERNATIVES in left_out else implementation.alternatives,
             functions={n: f for n, f in implementation.functions.items() if FUNCTIONS[n] not in left_out},

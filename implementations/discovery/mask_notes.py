@@ -16,12 +16,8 @@ from attention_conformance.implementations.discovery.claim_checks import (
     near_outputs,
 )
 from attention_conformance.implementations.discovery.documented import documented_polarity
-from attention_conformance.implementations.discovery.modules.module_masks import (
-    FORMS,
-    PADDED,
-    hides_queries,
-    shaped,
-)
+from attention_conformance.implementations.discovery.modules.mask_effects import PADDED, hides_queries
+from attention_conformance.implementations.discovery.modules.module_masks import FORMS, shaped
 from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, OPTIONS
 from attention_conformance.spec.cases import Case, Padding
@@ -39,7 +35,7 @@ CASES = {
     Feature.CAUSAL: CAUSAL,
 }
 """A case with each of them."""
-OF_OTHER_KEYS = "it takes one number for each key, (B, Lk), and hides other keys than it should"
+OF_QUERIES = "it takes one number for each token, (B, L), and changes queries alone"
 MEANINGS = {Polarity.MASKED_OUT: "hides a key", Polarity.MAY_ATTEND: "shows a key"}
 
 
@@ -99,7 +95,7 @@ def _why(name: str, options: Options, check: ClaimCheck) -> str:
     if Feature.KEY_PADDING in features and hides_queries(claimed):
         return "it hides tokens as queries, too"
     if all(errors[: len(cases)]) and _hides_others(call, options, check):
-        return OF_OTHER_KEYS
+        return OF_QUERIES
     return f"it raises {errors[0]}" if all(errors) else "it acts like no mask that the suite knows"
 
 

@@ -166,7 +166,7 @@ def _row(package: Package, name: str, python: Path, given: Namespace) -> Row:
         done = subprocess.run(whole, capture_output=True, text=True, timeout=LIMIT, preexec_fn=end_with_parent)
     except subprocess.TimeoutExpired:
         return _not_judged(package, name, f"it took longer than {LIMIT:g} s")
-    if done.returncode not in (ExitStatus.CONFORMS, ExitStatus.FAILS):
+    if done.returncode not in (ExitStatus.CONFORMS, ExitStatus.FAILS, ExitStatus.IN_PART):
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
         return _not_judged(package, name, f"exit status {done.returncode}: {''.join(lines)[:200]}")
     (folder / STATE).write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")

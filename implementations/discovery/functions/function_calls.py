@@ -80,17 +80,19 @@ class RenamedCall:
         function: what is called.
         options: its parameters that are no inputs.
         form: the shape in which it takes attention masks.
-        numeric: whether its boolean masks are given as numbers, 1 for True.
+        true_as: the number, next to 0 for False, as which True is given in its boolean masks; 0: they are booleans.
         integers: whether they are given as integers.
-        unmasked: what fills the mask (Lq, Lk) that it has to be given where a problem has none; None: it takes None.
+        unmasked: what fills the mask that it has to be given where a problem has none; None: it takes None.
+        unmasked_keys: whether that mask is one of keys, (B, Lk), and not (Lq, Lk).
     """
 
     function: Callable[..., object]
     options: Options
     form: MaskForm = MaskForm.GIVEN
-    numeric: bool = False
+    true_as: float = 0.0
     integers: bool = False
     unmasked: bool | float | None = None
+    unmasked_keys: bool = False
 
     def __call__(self, *inputs: Any, **options: Any) -> object:
         """The function's answer."""
@@ -101,44 +103,48 @@ class RenamedCall:
         if self.form is not MaskForm.GIVEN and "attn_mask" in options:
             options["attn_mask"] = self._formed(options["attn_mask"], (*inputs[0].shape[:3], inputs[1].shape[2]))
         given = self.options.completed(self.options.renamed(options), inputs[0])
-        if self.numeric:
-            masks = {"bool_mask", "key_padding_mask"} & set(self.options.spelled)
-            given |= {n: _as_numbers(given[n], inputs[0]) for n in map(self.options.spelled.get, masks) if n in given}
+        if self.true_as:
+            spelled = self.options.spelled
+            masks = {spelled[o] for o in ("bool_mask", "key_padding_mask") if o in spelled} & set(given)
+            given |= {name: _as_numbers(given[name], inputs[0], self.true_as) for name in masks}
         if self.integers:
             given |= {n: _as_integers(mask) for n, mask in given.items() if "bool" in str(getattr(mask, "dtype", ""))}
         own = self.mask_name
         if self.unmasked is not None and own and given.get(own) is None:
-            given[own] = _filled(inputs[0], inputs[1], self.unmasked)
+            rows = inputs[0].shape[0 if self.unmasked_keys else -2]
+            given[own] = _filled(inputs[0], (rows, inputs[1].shape[-2]), self.unmasked)
         return partial(self.function, *inputs, **given)
 
     @property
     def mask_name(self) -> str:
-        """Its own name for a mask of queries and keys, or for a bias alone; empty for none."""
-        return self.options.spelled.get("bool_mask") or self.options.spelled.get("float_mask", "")
+        """Its own name for a mask of queries and keys, for a bias alone, or for a mask of keys; empty for none."""
+        spelled = self.options.spelled
+        return next((spelled[each] for each in ("bool_mask", "float_mask", "key_padding_mask") if each in spelled), "")
 
     def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
         whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)
-        return whole[:, 0] if self.form is MaskForm.SAMPLE else whole[0, 0]
+        return {MaskForm.FULL: whole, MaskForm.SAMPLE: whole[:, 0], MaskForm.SHARED: whole[0, 0]}[self.form]
 
     def with_defaults(self) -> RenamedCall:
         """The same with its defaults given in each call."""
         return replace(self, options=self.options.with_defaults())
 
 
-def _filled(query: Any, key: Any, value: bool | float) -> Any:
-    """A mask (Lq, Lk) of one value, a boolean or a number of the type of the query."""
-    shape = (query.shape[-2], key.shape[-2])
+def _filled(query: Any, shape: tuple[int, int], value: bool | float) -> Any:
+    """A mask of one value, a boolean or a number of the type of the query."""
     if hasattr(query, "new_full"):
         made = query.new_full(shape, float(value))
         return made.bool() if isinstance(value, bool) else made
     return np.full(shape, value, bool if isinstance(value, bool) else query.dtype)
 
 
-def _as_numbers(mask: Any, like: Any) -> Any:
-    """A boolean mask as 0 and 1; any other as it is."""
+def _as_numbers(mask: Any, like: Any, true_as: float) -> Any:
+    """A boolean mask as 0 and this number; any other as it is."""
     if "bool" not in str(getattr(mask, "dtype", "")):
         return mask
-    return mask.to(like.dtype) if hasattr(mask, "to") else mask.astype(like.dtype)
+    if hasattr(mask, "masked_fill"):
+        return mask.new_zeros(mask.shape, dtype=like.dtype).masked_fill(mask, true_as)
+    return np.where(mask, true_as, 0.0).astype(like.dtype)
 
 
 def _as_integers(mask: Any) -> Any:

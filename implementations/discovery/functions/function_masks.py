@@ -23,25 +23,30 @@ from attention_conformance.implementations.discovery.claim_checks import (
     refused_masks,
 )
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
+from attention_conformance.implementations.discovery.modules.mask_effects import (
+    NUMBERS,
+    PADDED,
+    has_effect,
+    mask_of_keys,
+)
 from attention_conformance.implementations.discovery.modules.module_masks import (
     BY_KEY,
-    PADDED,
     SHAPES,
     fit_form,
-    has_effect,
     shaped,
-    takes_keys_alone,
 )
 from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.rows_without_keys import ADDED
 from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, OPTIONS, MaskForm
-from attention_conformance.spec.cases import Pattern
+from attention_conformance.spec.cases import MaskShape, Pattern
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 
-FORMS = (MaskForm.GIVEN, MaskForm.SAMPLE, MaskForm.SHARED)
+FORMS = (MaskForm.GIVEN, MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.FULL)
+OF_FEWER_AXES = (BY_KEY, replace(MASKED, mask_shape=MaskShape.SHARED))
+"""Masks that broadcast: a name that promises no form promises neither."""
 NUMBERS_ADDED = frozenset({Feature.FLOAT_MASK, Feature.MASK_GRADIENT})
 OF_MASKS = NUMBERS_ADDED | {Feature.BOOL_MASK}
 
@@ -62,13 +67,13 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
     """
     claimed, call = check.claims.conventions.bool_mask, check.function
     assert isinstance(call, RenamedCall)
-    polarities = sorted(Polarity, key=lambda each: each is not claimed)
+    own, polarities = call.options.spelled["bool_mask"], sorted(Polarity, key=lambda each: each is not claimed)
     rigid: ClaimCheck | None = None
     for polarity, form in product(polarities, FORMS):
         formed = _formed(check, kind, replace(call, form=form), polarity)
         if has_effect(formed, shaped(MASKED, form)):
-            if not formed.run(shaped(BY_KEY, form)).error:
-                return formed, []
+            if not any(formed.run(shaped(each, form)).error for each in OF_FEWER_AXES):
+                return formed, [f"its {own!r} is given as {form}"] if form is MaskForm.FULL else []
             rigid = rigid or formed  # it may be one that has to have fewer axes
         added = formed.without({Feature.BOOL_MASK})
         if (
@@ -80,19 +85,15 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
             return added, []
     if rigid is not None:
         return rigid, []
-    own = call.options.spelled["bool_mask"]
     for polarity, form in product(polarities, FORMS):
-        numeric = _formed(check, kind, replace(call, form=form, numeric=True), polarity).without(NUMBERS_ADDED)
+        numeric = _formed(check, kind, replace(call, form=form, true_as=1.0), polarity).without(NUMBERS_ADDED)
         if has_effect(numeric, shaped(MASKED, form)):
             return numeric, [f"its {own!r} mask is given as numbers 0 and 1"]
     of_keys = replace(call, options=call.options.with_masks_as("key_padding_mask"))
-    for polarity, as_numbers in product(polarities, (False, True)):
-        padded = _formed(check, kind, replace(of_keys, numeric=as_numbers), polarity).without(OF_MASKS)
-        padded = padded.claiming({Feature.KEY_PADDING})
-        if has_effect(padded, PADDED):
-            return padded, [f"its {own!r} mask is one of keys"]
-        if polarity is claimed and takes_keys_alone(check, padded):
-            return padded, [f"its {own!r} mask is one of keys, and changes nothing"]
+    calls = [(replace(of_keys, true_as=number), polarity) for number, polarity in product(NUMBERS, polarities)]
+    ways = [_formed(check, kind, *each).without(OF_MASKS).claiming({Feature.KEY_PADDING}) for each in calls]
+    if found := mask_of_keys(check, ways, own, lambda way: has_effect(way, PADDED)):
+        return found[0], [found[1]]
     errors = [check.run(case).error for case in (MASKED, BIASED)]
     return (check.without(OF_MASKS), [f"masks not claimed: {errors[0]}"]) if all(errors) else (check, [])
 

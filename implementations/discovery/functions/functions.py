@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -129,7 +130,7 @@ def function_candidate(
     if not torch or as_shipped(function, interfaces()):
         return _usual_candidate(name, function, settings, device, premises)
     from attention_conformance.implementations.discovery.functions.answers import with_output_first
-    from attention_conformance.implementations.discovery.functions.laid_out import mixes_heads
+    from attention_conformance.implementations.discovery.functions.laid_out import attends_elsewhere
 
     function = with_output_first(function, device)
     usual = partial(_usual_candidate, name, settings=settings, device=device, premises=premises)
@@ -143,7 +144,7 @@ def function_candidate(
         if laid is None:
             raise
         return laid
-    laid = _laid_out_candidate(name, function, settings, device, premises) if mixes_heads(made, device) else None
+    laid = _laid_out_candidate(name, function, settings, device, premises) if attends_elsewhere(made, device) else None
     return laid or with_all_it_returns(made, function, usual)
 
 
@@ -270,7 +271,7 @@ def _implementation(
     alternatives = {"with its defaults spelled out": make(Chosen(check.function.with_defaults(), positions))}
     alternatives |= {alternative: make(chosen, **keywords) for alternative, keywords in kind.alternatives.items()}
     own = check.function.options.spelled.get("bool_mask") or check.function.options.spelled.get("key_padding_mask", "")
-    if own and not check.function.numeric and states_integers(getattr(whole, "function", whole), own):
+    if own and not check.function.true_as and states_integers(getattr(whole, "function", whole), own):
         alternatives["with its masks as integers"] = make(Chosen(replace(check.function, integers=True), positions))
     if isinstance(shipped := check.function.function, ShippedCall) and shipped.flag and extras:
         alone = replace(check.function, function=shipped.without_log_sum_exp())
@@ -304,18 +305,18 @@ def _options(signature: inspect.Signature) -> Options:
 def _suited_in_size(
     function: RenamedCall, claims: Claims, device: str
 ) -> tuple[ClaimCheck, ArrayKind, CallOutcome[Any]]:
-    """See `_suited`; at the first sizes at which it answers, or with the first mask in place of none."""
+    """See `_suited`; with the first mask in place of none, or at the first sizes at which it answers."""
     try:
         return _suited(function, claims, device)
     except TargetError:
+        for of_keys, filling in product((False, True), (True, False, 0.0)) if function.mask_name else ():
+            with suppress(TargetError):
+                found = _suited(replace(function, unmasked=filling, unmasked_keys=of_keys), claims, device)
+                if _reads_keys(found[0]):
+                    return found
         for sized in claims_to_try(claims):
             with suppress(TargetError):
                 return _suited(function, sized, device)
-        for filling in (True, False, 0.0) if function.mask_name in function.options.always else ():
-            with suppress(TargetError):
-                found = _suited(replace(function, unmasked=filling), claims, device)
-                if _reads_keys(found[0]):
-                    return found
         raise
 
 

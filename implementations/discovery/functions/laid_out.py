@@ -158,8 +158,10 @@ class LaidOut:
         return stacked.reshape(shape)
 
 
-def mixes_heads(made: Implementation, device: str) -> bool:
-    """Whether other values in the first head change another head: of attention in (B, H, L, d) they cannot."""
+def attends_elsewhere(made: Implementation, device: str) -> bool:
+    """Whether it attends along another axis: heads change each other, or each query sees the key at its place alone."""
+    if made.claims.premises.window_left == made.claims.premises.window_right == 0:
+        return True
     fitted = fit(PLAIN, made.claims)
     if isinstance(fitted, Unsupported):
         return False

@@ -29,6 +29,7 @@ from attention_conformance.implementations.discovery.modules.neutrals import (
     combined,
     words_of,
 )
+from attention_conformance.implementations.discovery.modules.single_samples import each_sample_alone
 from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
@@ -88,7 +89,8 @@ class ModuleCall:
         optional: whether the input of key and value is left out where it is that of the query.
         of_context: its masks where that input is given, by the names of those where it is left out.
         tables: more that it needs, and what is given there so that it changes nothing.
-        numeric: whether its boolean masks are given as numbers, 1 for True.
+        unread: the one of these that lies where a second input would, and that it must not read.
+        true_as: the number, next to 0 for False, as which True is given in its boolean masks; 0: they are booleans.
         alone: whether it is an error that it returns another tensor than the output.
         part: where in its answer the output is.
         named_parts: whether its answer is no tuple, but a list, a dictionary or an object of fields.
@@ -113,7 +115,8 @@ class ModuleCall:
     optional: bool = False
     of_context: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, Neutral] = field(default_factory=dict)
-    numeric: bool = False
+    unread: str = ""
+    true_as: float = 0.0
     alone: bool = False
     part: int = 0
     named_parts: bool = False
@@ -151,6 +154,13 @@ class ModuleCall:
         output: torch.Tensor = answer[0] if isinstance(answer, tuple) else answer
         return output
 
+    def reads(self, module: nn.Module, width: int, heads: int, tokens: int) -> bool:
+        """Whether what lies where a second input would changes its answer, or whether it raises with an input there."""
+        x, other = torch.randn(2, 2, tokens, width)
+        both = replace(self, inputs=2, tables={n: each for n, each in self.tables.items() if n != self.unread})
+        alone, given = (safe_call(partial(each.plain, module, (x, other, other), heads)).value for each in (self, both))
+        return alone is None or given is None or not torch.equal(alone, given)
+
     def _prepared(
         self, module: nn.Module, inputs: list[torch.Tensor], options: dict[str, Any], heads: int
     ) -> Callable[[], Any]:
@@ -169,7 +179,7 @@ class ModuleCall:
         if self.resets:
             call = partial(emptied, getattr(module, self.resets), call)
         if self.each_sample:
-            call = partial(_each_sample, module, positional, options, len(inputs[0]))
+            call = partial(each_sample_alone, module, positional, options, len(inputs[0]))
         if self.tap:
             call = partial(tapped, module, self.tap, call)
         if self.alone:
@@ -193,8 +203,8 @@ class ModuleCall:
         if "attn_mask" in options:
             options["attn_mask"] = self._formed(options["attn_mask"], given, problem)
         for name in ("attn_mask", "key_padding_mask"):
-            if self.numeric and name in options and options[name].dtype is torch.bool:
-                options[name] = options[name].to(given["query"].dtype)
+            if self.true_as and name in options and options[name].dtype is torch.bool:
+                options[name] = given["query"].new_zeros(options[name].shape).masked_fill(options[name], self.true_as)
         if "valid_lens" in given:
             options["valid_lens"] = given["valid_lens"]
         extra = extra_options(problem, given).items()
@@ -235,29 +245,6 @@ def _output_first(call: Callable[[], Any], part: int) -> Any:
     return (parts[part], *parts[:part], *parts[part + 1 :])
 
 
-def _each_sample(module: nn.Module, inputs: list[torch.Tensor], options: Mapping[str, Any], batch: int) -> Any:
-    """The answers to one sample after the other, stacked; an option is that of a sample where it has their axis."""
-
-    def of(each: Any, at: int) -> Any:
-        return each[at] if isinstance(each, torch.Tensor) and each.ndim > 2 and len(each) == batch else each
-
-    if not batch:
-        raise ValueError("it takes one sample at a time, and there is none")
-    if any(len(x) != batch for x in inputs):
-        raise ValueError("its inputs have different numbers of samples")
-    answers = [
-        module(*(x[at] for x in inputs), **{name: of(each, at) for name, each in options.items()})
-        for at in range(batch)
-    ]
-    if isinstance(answers[0], tuple):
-        return tuple(map(_stacked, zip(*answers, strict=True)))
-    return _stacked(answers)
-
-
-def _stacked(parts: Sequence[Any]) -> Any:
-    return torch.stack([*parts]) if isinstance(parts[0], torch.Tensor) else parts[0]
-
-
 def _alone(call: Callable[[], Any]) -> Any:
     answer = call()
     if any(isinstance(part, torch.Tensor) for part in parts_of(answer)[1:]):
@@ -291,8 +278,11 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     calls = [call]
     if count == 1 and inputs and words_of(inputs[0].name) & OF_LISTS:
         calls += [replace(call, inputs=3, order=order, listed=True) for order in LISTED]
-    for call, tables in product(calls, islice(combined((*unknown, *masks)), MOST_TABLES)):
-        yield replace(call, tables=tables)
+    every = list(islice(combined((*unknown, *masks)), MOST_TABLES))
+    yield from (replace(each, tables=tables) for each, tables in product(calls, every))
+    if count == 2 and not keywords and not role(second := inputs[1].name) and not words_of(second) & OF_KEYS:
+        alone = replace(call, inputs=1, unread=second)
+        yield from (replace(alone, tables={second: Neutral.NONE, **tables}) for tables in every)
 
 
 def _is_empty(parameter: inspect.Parameter) -> bool:

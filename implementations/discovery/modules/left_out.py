@@ -20,6 +20,7 @@ def left_out(make: Constructor, call: ModuleCall) -> list[str]:
     outside = [*make.left_out, *(f"{path!r} ({fill})" for path, fill in make.held.items())]
     outside += [f"the rotation of {name!r}" for name in make.unrotated]
     outside += [f"{n!r} ({each})" for n, each in call.tables.items() if each in ADDITIVE or each in ROTATIONS]
+    outside += [f"{call.unread!r}, which changes nothing"] if call.unread else []
     outside += ["the input that it adds"] if call.tap else []
     outside += [repr(name) for name in never_given(make.kind, call)]
     more = [f"and {len(outside) - MOST_NAMED} more"] if len(outside) > MOST_NAMED else []

@@ -210,6 +210,8 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
             key, value = (torch.cat([x, x], 1) for x in (key, value))
         return call.plain(module, (query, key, value), make.heads)
 
+    if call.unread and call.reads(in_mode(built(make), False), WIDTH, make.heads, make.tokens):
+        raise UnknownFormError(f"what its {call.unread!r} is, is unknown: {REMEDY}")
     if not call.optional and not call.length_first:
         call = replace(call, length_first=length_first(built(make), answer, make.tokens))
     reading = read(in_mode(built(make), False), answer, call.inputs, WIDTH, make.heads, make.tokens)

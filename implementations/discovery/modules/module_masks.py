@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from attention_conformance.implementations.adapters.paging import lengths_of_samples
 from attention_conformance.implementations.api.contract import Fit, Unsupported
-from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.discovery.always import KEYS, MASKS, causal, changes, sees_no_later_key
+from attention_conformance.implementations.discovery.always import MASKS
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     MASKED,
@@ -21,6 +18,14 @@ from attention_conformance.implementations.discovery.claim_checks import (
     near_outputs,
 )
 from attention_conformance.implementations.discovery.modules.context_masks import without_unread
+from attention_conformance.implementations.discovery.modules.mask_effects import (
+    NUMBERS,
+    PADDED,
+    has_effect,
+    hides_keys,
+    hides_queries,
+    mask_of_keys,
+)
 from attention_conformance.implementations.discovery.rows_without_keys import (
     ADDED,
     EMPTIED_BY,
@@ -30,22 +35,17 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
     empty_rows_as_seen,
 )
 from attention_conformance.implementations.discovery.vocabulary import LENGTH_NAMES, MASK_NAMES, MaskForm
-from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sharing
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
-from attention_conformance.spec.inputs import build
-from attention_conformance.spec.masks import Booleans, visible
 
 if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 
 PUBLISHED = ("attn_mask", "key_padding_mask", "is_causal")
 """Names of a well-known interface: what they promise is judged, not observed."""
-PADDED = replace(PLAIN, padding=Padding.RIGHT)
 BY_KEY = replace(MASKED, mask_shape=MaskShape.KEYS)
 MANY = {"batch": 5, "query_length": 3, "key_length": 3}
-OF_PADDED = (2, 5, 12, 15)
-"""Keys of `PADDED` that are changed: the third is padding in one sample, the last in both."""
 FORMS = (MaskForm.FLAT, MaskForm.FULL, MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.LENGTHS_FIRST)
 SHAPES = {
     MaskForm.SAMPLE: MaskShape.SAMPLE,
@@ -90,13 +90,18 @@ def with_mask_form(
     if observed and not _states_polarity(call) and (of_keys := _of_keys(call, check, tried)):
         return of_keys
     for each in tried if "bool_mask" in spelled else ():
-        if _hides_keys(replace(check, function=each), shaped(BY_KEY, each.form)):
+        if hides_keys(replace(check, function=each), shaped(BY_KEY, each.form)):
             return each, check, []
     case = MASKED if "bool_mask" in spelled else BIASED
     last = sorted(forms, key=lambda form: form is MaskForm.SAMPLE)
     for each in (replace(call, form=form) for form in last):
         if not replace(check, function=each).run(shaped(case, each.form)).error:
             return each, check, []
+    numbers = call.options.with_masks_as("float_mask") if unstated else call.options
+    for each in (replace(call, form=form, options=numbers) for form in last if unstated):
+        if not replace(check, function=each).run(shaped(BIASED, each.form)).error:
+            own = spelled["bool_mask"]
+            return each, check.without({Feature.BOOL_MASK}), [f"bool-mask not claimed: its {own!r} takes numbers alone"]
     return call, check, []
 
 
@@ -116,7 +121,7 @@ def _other_kind(
     """A mask that is added to the scores, or is of numbers 0 and 1; None where it is neither."""
     own = call.options.spelled["bool_mask"]
     for each in tried:
-        numeric = replace(each, numeric=True)
+        numeric = replace(each, true_as=1.0)
         if has_effect(replace(check, function=numeric), shaped(MASKED, each.form)):
             note = f"its {own!r} mask is given as numbers 0 and 1"
             return numeric, check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}), [note]
@@ -137,27 +142,14 @@ def _of_keys(
     own, padding = call.options.spelled["bool_mask"], call.options.with_masks_as("key_padding_mask")
     claims = check.without(MASKS).claims
     claims = replace(claims, features=claims.features | {Feature.KEY_PADDING})
-    for each in (replace(each, options=padding, numeric=numeric) for numeric in (False, True) for each in tried):
-        padded = replace(check, function=each, claims=claims)
-        if has_effect(padded, PADDED) or hides_queries(padded):
-            return each, replace(check, claims=claims), [f"its {own!r} mask is one of keys"]
-    for each in (replace(each, options=padding, numeric=numeric) for numeric in (False, True) for each in tried):
-        if _hides_of_one(replace(check, function=each, claims=claims), PADDED):
-            return each, replace(check, claims=claims), [f"its {own!r} mask is one of keys, for one sample"]
-    of_keys = replace(tried[0], options=padding)
-    if takes_keys_alone(check, replace(check, function=of_keys, claims=claims)):
-        return of_keys, replace(check, claims=claims), [f"its {own!r} mask is one of keys, and changes nothing"]
-    return None
-
-
-def takes_keys_alone(check: ClaimCheck, of_keys: ClaimCheck) -> bool:
-    """Whether masks of queries and keys raise, and one of keys, (B, Lk), raises nothing and changes nothing.
-
-    In float64, where what is added to every score of a row is lost.
-    """
-    without, padded = (of_keys.run(case, "float64") for case in (PLAIN, PADDED))
-    answered = bool(check.run(MASKED).error) and not without.error and not padded.error
-    return answered and near_outputs(without, padded, "float64")
+    kinds = [replace(each, options=padding) for each in {each.polarity: each for each in reversed(tried)}.values()]
+    calls = [replace(each, true_as=number) for number, each in product(NUMBERS, reversed(kinds))]
+    ways = [replace(check, function=each, claims=claims) for each in calls]
+    found = mask_of_keys(check, ways, own, lambda way: has_effect(way, PADDED) or hides_queries(way))
+    if found is None:
+        return None
+    way: Any = found[0].function  # the call in one of these ways
+    return way, replace(check, claims=claims), [found[1]]
 
 
 def is_published(call: ModuleCall) -> bool:
@@ -181,57 +173,6 @@ def fit_form(case: Case, form: MaskForm) -> Case | Unsupported:
     if form is MaskForm.SHARED and case.mask_shape is MaskShape.KEYS and case.mask is not MaskKind.NONE:
         return Unsupported("its masks are the same for all samples")
     return shaped(case, form)
-
-
-def has_effect(check: ClaimCheck, case: Case) -> bool:
-    """Whether a changed key changes those queries that may see it, and no others, be it causal or not."""
-    always = Feature.CAUSAL not in check.claims and not check.claims.premises.causal
-    return _has_effect(check, case) or (always and sees_no_later_key(check) and _has_effect(causal(check), case))
-
-
-def _hides_keys(check: ClaimCheck, case: Case) -> bool:
-    """Whether a key that is changed changes queries of those samples that see it alone, where rows may be mixed up."""
-    fitted = fit(case, check.claims)
-    if isinstance(fitted, Unsupported):
-        return False
-    problem = build(fitted, check.dtype)
-    whole = visible(fitted, problem.attn_mask, problem.key_padding_mask, None)
-    seen: Booleans = np.asarray(np.asarray(whole).any((1, 2)))
-    changed = list(changes(check, fitted, each_sample=True, at=KEYS))
-    hidden = any(not seen[:, key].all() for key, _ in changed)
-    return hidden and all(np.array_equal(queries.any(-1), seen[:, key]) for key, queries in changed)
-
-
-def _has_effect(check: ClaimCheck, case: Case) -> bool:
-    fitted = fit(case, check.claims)
-    if isinstance(fitted, Unsupported):
-        return False
-    problem = build(fitted, check.dtype)
-    masked: Booleans = visible(fitted, problem.attn_mask, problem.key_padding_mask, problem.valid_lens)
-    seen: Booleans = np.asarray((np.tril(masked) if fitted.causal else masked).any(1))
-    compared = list(_compared(check, fitted, seen, problem.sharing is Sharing.SELF))
-    return bool(compared) and all(compared)
-
-
-def hides_queries(check: ClaimCheck) -> bool:
-    """Whether padding is right for the tokens that are left, and the others see something else as queries."""
-    fitted = fit(PADDED, check.claims)
-    if isinstance(fitted, Unsupported) or fitted.module is None or fitted.module.sharing is not Sharing.SELF:
-        return False
-    left: Booleans = np.asarray(build(fitted, check.dtype).key_padding_mask)
-    agrees = []
-    for key, changed in changes(check, fitted, each_sample=True, at=OF_PADDED):
-        others = np.arange(changed.shape[-1]) != key
-        agrees.append((changed == left[:, [key]]) | ~others)
-    right_for_others = bool(agrees) and all(bool(each[left].all()) for each in agrees)
-    return right_for_others and not all(bool(each.all()) for each in agrees)
-
-
-def _compared(check: ClaimCheck, fitted: Case, seen: Booleans, tied: bool) -> Iterator[bool]:
-    at = KEYS if fitted.padding is Padding.NONE else OF_PADDED
-    for key, changed in changes(check, fitted, each_sample=True, at=at):
-        others = np.arange(changed.shape[-1]) != key if tied else np.ones(changed.shape[-1], bool)
-        yield changed.shape == seen.shape[:2] and bool((changed == seen[..., key])[:, others].all())
 
 
 def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
@@ -301,7 +242,7 @@ def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, li
     plain, zeros = check.run(PLAIN), check.run(shaped(replace(BIASED, pattern=Pattern.ALL), call.form))
     drawn = check.run(shaped(BIASED, call.form))  # some look at a mask only where it is not zero
     added = not zeros.error and not drawn.error and near_outputs(plain, zeros, check.dtype)
-    numeric = replace(check, function=replace(call, numeric=True))
+    numeric = replace(check, function=replace(call, true_as=1.0))
     if added and not has_effect(numeric, shaped(MASKED, call.form)):
         return check, []
     why = zeros.error or drawn.error or f"{'ones' if added else 'zeros'} in it mask keys, so that it is boolean"

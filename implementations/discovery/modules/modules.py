@@ -63,10 +63,10 @@ from attention_conformance.implementations.discovery.modules.layout import (
 )
 from attention_conformance.implementations.discovery.modules.left_out import left_out
 from attention_conformance.implementations.discovery.modules.left_padding import without_rows_emptied_twice
+from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
 from attention_conformance.implementations.discovery.modules.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.modules.module_masks import (
-    PADDED,
     SHAPES,
     as_seen,
     shaped,

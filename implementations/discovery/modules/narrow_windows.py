@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
 from attention_conformance.implementations.discovery.always import window_seen
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
 from attention_conformance.implementations.discovery.modules.constructor_names import Size
-from attention_conformance.implementations.discovery.modules.constructors import Constructor
+from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 
 NARROW = 20
 """Tokens of such a window: more than those with which a module is looked at."""
+MOST_NUMBERS = 4_000_000
+"""Of a module whose window is as wide as its sequences: with more a run takes minutes."""
+SIDE_BY_SIDE = (
+    "windows of {!r} tokens stand side by side, and one as wide as a sequence has a table that is too large: "
+    "write an adapter (docs/adapter.md)"
+)
 LONG = PLAIN.sized(query_length=60, key_length=60)
 
 
@@ -21,6 +30,9 @@ def with_narrow_window(make: Constructor, checked: Callable[[Constructor], Claim
 
     What only states the most tokens raises, or changes nothing. Windows that stand side by side are not narrow: within
     one of them it is attention, and the suite knows no premise for several.
+
+    Raises:
+        TargetError: it would have to be too large for that.
     """
     names = [name for name, size in make.sizes.items() if size is Size.LENGTH and "window" in words_of(name)]
     if not names:
@@ -29,4 +41,9 @@ def with_narrow_window(make: Constructor, checked: Callable[[Constructor], Claim
     wide, seen = checked(make).run(LONG), checked(narrow).run(LONG)
     if seen.error or wide.error or near_outputs(wide, seen, checked(make).dtype):
         return make
-    return narrow if window_seen(checked(narrow)) != (None, None) else make
+    if window_seen(checked(narrow)) != (None, None):
+        return narrow
+    with torch.random.fork_rng(devices=[]):
+        if sum(parameter.numel() for parameter in built(make).parameters()) > MOST_NUMBERS:
+            raise TargetError(SIDE_BY_SIDE.format(names[0]))
+    return make

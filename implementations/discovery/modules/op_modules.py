@@ -12,7 +12,13 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.modules.constructor_names import BY_NAME, Size, size_of
+from attention_conformance.implementations.discovery.modules.constructor_names import (
+    BY_NAME,
+    USUAL,
+    Size,
+    size_of,
+    value_of,
+)
 from attention_conformance.implementations.discovery.modules.held_arrays import arrays_in, method_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, positional, required
 
@@ -21,31 +27,35 @@ WIDTHS = ("dim", "d_k", "d_head", "dim_head", "head_dim", "d_model")
 
 
 def as_function(kind: type) -> Callable[..., Any] | None:
-    """The class as a function of query, key and value in heads; None where it has parameters, or takes fewer inputs.
+    """The class as a function of query, key and value in heads, or of one input; None where it has parameters.
 
     A class that is no module is called through its __call__, or a method named like one. It is built for the width of a
-    head, which is that of the query.
+    head, which is that of the query, or for a number of heads, which the function then takes.
     """
     if issubclass(kind, torch.autograd.Function):
         return _applied(kind)
     name = "forward" if issubclass(kind, nn.Module) else method_of(kind)
     method: Any = getattr(kind, name, None)
     undefined = method is nn.Module.forward or not inspect.isfunction(method)
-    if undefined or len(positional(inspect.signature(method))) < 4:
+    inputs = 0 if undefined else len(positional(inspect.signature(method))) - 1
+    if not inputs:
         return None
     with torch.random.fork_rng(devices=[]):
-        made = safe_call(lambda: _built(kind, 8)).value
+        made = safe_call(lambda: _built(kind, 8, 2)).value
     if made is None or _holds_parameters(made):
         return None
-    build = cache(lambda width: _built(kind, width))
+    build = cache(lambda width, heads: _built(kind, width, heads))
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    heads = next((p.name for p in inspect.signature(kind).parameters.values() if _counts_heads(p)), "")
 
-    def call(query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
-        made = build(query.shape[-1])
+    def call(first: Any, *others: Any, **options: Any) -> Any:
+        made = build(first.shape[-1], options.pop(heads) if heads and inputs == 1 else first.shape[1])
         called = made if isinstance(made, nn.Module) else getattr(made, name)
-        return called(query, key, value, *others, **options)
+        return called(first, *others, **options)
 
     named = cast(Any, update_wrapper(call, kind, assigned=("__name__", "__module__", "__doc__"), updated=()))
-    parameters = list(inspect.signature(method).parameters.values())[1:]
+    if heads and inputs == 1:
+        parameters.insert(1, inspect.Parameter(heads, inspect.Parameter.POSITIONAL_OR_KEYWORD))
     named.__signature__ = inspect.Signature(parameters)  # what inspect.signature reads
     return cast(Callable[..., Any], named)
 
@@ -65,6 +75,14 @@ def _applied(kind: Any) -> Callable[..., Any]:
     return cast("Callable[..., Any]", applied)
 
 
+def _further(parameter: inspect.Parameter) -> Size | None:
+    """What else a constructor may have to be told: heads, tokens, or that nothing more is done."""
+    if parameter.annotation in (bool, "bool"):
+        return Size.FLAG
+    size = size_of(parameter.name)
+    return size if size in (Size.HEADS, Size.LENGTH, Size.SAMPLES, Size.FLAG) else None
+
+
 def _holds_parameters(made: Any) -> bool:
     """Whether a module has parameters, or an object of another class attributes that are matrices."""
     if isinstance(made, nn.Module):
@@ -72,8 +90,12 @@ def _holds_parameters(made: Any) -> bool:
     return any(matrix.ndim >= 2 for matrix in arrays_in(made))
 
 
-def _built(kind: Callable[..., Any], width: int) -> Any:
-    """It, for this width of a head; in evaluation mode where its rate of dropout is fixed.
+def _counts_heads(parameter: inspect.Parameter) -> bool:
+    return size_of(parameter.name) is Size.HEADS
+
+
+def _built(kind: Callable[..., Any], width: int, heads: int) -> Any:
+    """It, for this width of a head and so many heads; in evaluation mode where its rate of dropout is fixed.
 
     Raises:
         TypeError: its constructor needs something that is not known.
@@ -89,6 +111,10 @@ def _built(kind: Callable[..., Any], width: int) -> Any:
             given[parameter.name] = width**0.5
         elif required(parameter) and (name in WIDTHS or BY_NAME.get(name) is Size.HEAD_WIDTH):
             given[parameter.name] = width
+        elif required(parameter) and (size := _further(parameter)) is not None:
+            given[parameter.name] = value_of(size, width * heads, heads)
+        elif required(parameter) and name in USUAL:
+            given[parameter.name] = USUAL[name]
     made = kind(**given)
     drops = isinstance(made, nn.Module) and any(isinstance(each, nn.Dropout) and each.p for each in made.modules())
     return in_mode(made, False) if drops else made

@@ -24,9 +24,18 @@ class ExitStatus(IntEnum):
     """A target or an option cannot be used; one line has the reason."""
     NOTHING_CHECKED = 5
     """Nothing was checked, because nothing that was selected is claimed or supported."""
+    IN_PART = 6
+    """As for 0, but an interface names what could not be judged, such as a mask: `--without NAME` leaves that out."""
 
 
-def exit_status(from_pytest: int, crashed: bool, verdicts: Sequence[Verdict], planned: int, unchecked: bool) -> int:
+def exit_status(
+    from_pytest: int,
+    crashed: bool,
+    verdicts: Sequence[Verdict],
+    planned: int,
+    unchecked: bool,
+    findings: bool = False,
+) -> int:
     """The status of a run of clauses.
 
     Args:
@@ -35,6 +44,7 @@ def exit_status(from_pytest: int, crashed: bool, verdicts: Sequence[Verdict], pl
         verdicts: those of the run.
         planned: how many verdicts a complete run has.
         unchecked: whether a claimed feature was not checked.
+        findings: whether an interface names what is not judged.
     """
     if crashed:
         return ExitStatus.SUITE_ERROR
@@ -46,4 +56,6 @@ def exit_status(from_pytest: int, crashed: bool, verdicts: Sequence[Verdict], pl
         return ExitStatus.INTERRUPTED
     if not any(v.checks or v.status is Status.ERROR for v in verdicts):
         return ExitStatus.NOTHING_CHECKED
-    return ExitStatus.FAILS if unchecked else ExitStatus.CONFORMS
+    if unchecked:
+        return ExitStatus.FAILS
+    return ExitStatus.IN_PART if findings else ExitStatus.CONFORMS

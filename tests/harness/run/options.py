@@ -48,7 +48,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--convention": _several("KEY=VALUE", "the answer that the candidates claim where the field disagrees"),
     "--premise": _several("PREMISE", "what the candidates always do, such as causal or softcap=30"),
     "--claim": _several("FEATURE", "a feature that the candidates claim too, such as float-mask"),
-    "--without": _several("FEATURE", "a feature that the candidates do not claim"),
+    "--without": _several("FEATURE", "a feature that the candidates do not claim, or what a verdict is in part for"),
     "--implementation": _several("PATTERN", "judge only these built-in implementations, such as 'torch.*'"),
     "--clause": _several("PATTERN", "check only these clauses, such as 'masks.*'"),
     "--dtype": _several("NAME", "check only in these dtypes, such as float32"),

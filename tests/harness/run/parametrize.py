@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, overload
+from warnings import warn
 
 import pytest
 
@@ -136,9 +137,12 @@ class ClauseChecks(Sequence[Any]):
         from attention_conformance.tests.harness.run.arguments import arguments
 
         try:
-            return arguments(*self.arguments)
+            given = arguments(*self.arguments)
         except (TypeError, ValueError) as error:
             raise pytest.Collector.CollectError(f"parametrize_with_clauses: {error}") from error
+        for name, why in given.implementation.findings.items():
+            warn(pytest.PytestWarning(f"{given.implementation.name} is judged in part: {name!r} {why}"), stacklevel=2)
+        return given
 
     @cached_property
     def _parameters(self) -> list[Any]:

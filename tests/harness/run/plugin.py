@@ -280,7 +280,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if state.recorder.events and not config.option.collectonly and not only_others:
         verdicts = state.recorder.verdicts
         unchecked = post_run.unchecked_claims(state.selection, verdicts, state.settings.shard)
-        session.exitstatus = exit_status(int(exitstatus), state.crashed, verdicts, planned, bool(unchecked))
+        findings = any(each.findings for each in state.selection.implementations)
+        session.exitstatus = exit_status(int(exitstatus), state.crashed, verdicts, planned, bool(unchecked), findings)
     try:
         with hushed():
             explain(config, int(exitstatus))

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from xml.etree import ElementTree
 
 from attention_conformance.spec.clauses import load
-from attention_conformance.tests.report.counts import Outcome, Row, counts, outcome
+from attention_conformance.tests.report.counts import HELD, Outcome, Row, counts, outcome
 from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.wording import UNREADABLE, failure_text, one_line, selected
@@ -15,7 +16,7 @@ NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def text(run: Run) -> str:
-    """The run as JUnit XML. A run that is not complete holds an error with the reason."""
+    """The run as JUnit XML. A run that is not complete, or judges in part, holds an error with the reason."""
     root = ElementTree.Element("testsuites")
     if not run.closing.complete:
         root.append(_incomplete(run))
@@ -38,7 +39,15 @@ def _of(run: Run, row: Row) -> ElementTree.Element:
         **run.opening.environment,
     }
     cases = [_case(run, verdict) for verdict in row.verdicts]
+    cases += [_not_judged(row, name, why) for name, why in row.subject.findings.items() if row.conformance in HELD]
     return _suite(run, one_line(row.subject.name), properties, cases, sum(v.seconds for v in row.verdicts))
+
+
+def _not_judged(row: Row, name: str, why: str) -> ElementTree.Element:
+    """What the interface names and the verdict leaves out, so that no view of a pipeline is green in silence."""
+    case = _element("testcase", name=f"{name} is judged", classname=one_line(row.subject.name), time="0.000")
+    case.append(_result("error", why, "not judged", f"{why}. --without {quote(name)} states that this is known."))
+    return case
 
 
 def _incomplete(run: Run) -> ElementTree.Element:

@@ -78,7 +78,8 @@ def _head(run: Run, rows: Sequence[Row]) -> Iterator[Block]:
         yield Block(FRAME, "", f"Only a part was selected: {code(part)}.\n\n")
     for row in rows:
         verdict = f"**{row.conformance}**{prose(row.condition)}: {row.total.sentence}"
-        yield Block(HEAD, "verdict", f"- {code(row.subject.name, 80)} {verdict}\n")
+        left_out = "".join(f"  - {code(name, 80)}: {prose(why)}\n" for name, why in row.subject.findings.items())
+        yield Block(HEAD, "verdict", f"- {code(row.subject.name, 80)} {verdict}\n{left_out}")
 
 
 def _table(run: Run, rows: Sequence[Row]) -> Iterator[Block]:

@@ -58,7 +58,6 @@ IMAGE = {
     "before": "given = x; x = self.norm(x); size = x.shape[2:]",
     "after": "return given + self.out(x.mT.unflatten(-1, size))",
 }
-PIXELS = "{}.flatten(2).mT"
 WINDOW = "self.register_buffer('at', torch.arange({0})[:, None] - torch.arange({0})[None] + {0} - 1)"
 BIASED = "assert x.shape[1] == len(self.at); s = s + self.table[self.at].permute(2, 0, 1)"
 FORMS: dict[str, dict[str, str]] = {

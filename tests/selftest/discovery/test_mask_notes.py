@@ -45,14 +45,29 @@ def test_one_that_is_ignored_has_no_meaning(make: Make) -> None:
     assert not made.findings
 
 
-@pytest.mark.parametrize("name", ["mask", "pad_mask"])
-def test_one_that_hides_other_keys_is_a_finding(make: Make, name: str) -> None:
-    made = make(MASKED.format(name=name, hidden=f"{name}[:, None, :, None]"))
+def test_one_that_puts_zeros_in_the_place_of_queries_is_a_finding(make: Make) -> None:
+    text = MASKED.format(name="mask", hidden="torch.zeros_like(s).bool()")
+    made = make(text.replace(".flatten(2)", ".flatten(2) * (1 if mask is None else mask[..., None])"))
     assert Feature.KEY_PADDING not in made.claims
-    assert (
-        made.findings[name]
-        == "not judged: it takes one number for each key, (B, Lk), and hides other keys than it should"
-    )
+    assert made.findings["mask"] == "not judged: it takes one number for each token, (B, L), and changes queries alone"
+    assert_conforms(made)
+
+
+@pytest.mark.parametrize(
+    "changed", ["s - mask[:, None, None]", "s - mask[:, None]", "s + mask.roll(1, 0)[:, None, None]"]
+)
+def test_numbers_that_are_not_added_as_they_should_be_are_accused(make: Make, changed: str) -> None:
+    text = MASKED.format(name="mask", hidden="").replace("s.masked_fill(, -1e9)", changed)
+    with pytest.raises((AssertionError, ValueError), match=r"elements differ|has no cotangent|finite"):
+        assert_conforms(make(text))
+
+
+def test_a_mask_of_keys_that_is_added_is_judged(make: Make) -> None:
+    text = MASKED.format(name="mask", hidden="").replace("s.masked_fill(, -1e9)", "s + mask[:, None, None]")
+    made = make(text)
+    assert Feature.KEY_PADDING in made.claims
+    assert "its 'mask' mask is one of keys, given as 0 and -inf" in made.about
+    assert_conforms(made)
 
 
 def test_one_that_raises_is_a_finding(make: Make) -> None:
@@ -73,10 +88,18 @@ def test_documentation_that_states_the_other_meaning_is_a_finding(make: Make, wo
     assert made.findings.get("mask", "") == (why if contradicted else "")
 
 
-@pytest.mark.parametrize("hidden", ["key_mask.roll(1, -1)[:, None, None]", "key_mask.flip(0)[:, None, None]"])
-def test_one_that_is_that_of_other_keys_is_accused(make: Make, hidden: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        ("key_mask", "key_mask.roll(1, -1)[:, None, None]"),
+        ("key_mask", "key_mask.flip(0)[:, None, None]"),
+        ("mask", "mask.flip(0)[:, None, None]"),
+        ("pad_mask", "pad_mask[:, None, :, None]"),
+    ],
+)
+def test_one_that_is_that_of_other_keys_is_accused(make: Make, name: str, hidden: str) -> None:
     with pytest.raises((AssertionError, ValueError), match=r"elements differ|has no cotangent"):
-        assert_conforms(make(MASKED.format(name="key_mask", hidden=hidden)))
+        assert_conforms(make(MASKED.format(name=name, hidden=hidden)))
 
 
 def test_a_mask_of_numbers_that_are_taken_for_booleans_is_not_added(make: Make) -> None:

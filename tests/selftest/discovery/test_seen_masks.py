@@ -213,7 +213,7 @@ def test_a_mask_of_keys_that_is_wrong_for_several_samples_is_judged(make: Make) 
         text_of(changes("s = s if mask is None else s.masked_fill(~mask.roll(1, 0)[:, None, None], -torch.inf)"))
     )
     assert Feature.KEY_PADDING in made.claims
-    assert "mask is one of keys, for one sample" in made.about
+    assert "mask is one of keys, and hides other keys" in made.about
 
 
 @pytest.mark.parametrize(("doc", "hidden", "wrong"), [("", "~m", None), ("0/1", "m == 0", False), ("ints", "~m", True)])

@@ -2,6 +2,8 @@
 
 import pytest
 
+from attention_conformance.implementations.discovery.modules import narrow_windows
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.premises import Premises
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
@@ -94,6 +96,17 @@ def test_a_cache_in_a_form_of_its_own_is_stated(make: Make) -> None:
 def test_a_window_is_narrow_enough_to_be_seen(make: Make, before: str, left: int | None) -> None:
     made = make(WINDOW.replace("        s, one", f"        {before}\n        s, one"))
     assert made.claims.premises == Premises(causal=True, window_left=left)
+
+
+def test_windows_side_by_side_are_no_narrow_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = WINDOW.replace(
+        "one.triu(1) | one.tril(-self.w)", "torch.block_diag(*BLOCKS)[: x.shape[1], : x.shape[1]] == 0"
+    )
+    text = text.replace("BLOCKS", "[torch.ones(self.w, self.w)] * -(-x.shape[1] // self.w)")
+    assert make(text).claims.premises == Premises()
+    monkeypatch.setattr(narrow_windows, "MOST_NUMBERS", 10)
+    with pytest.raises(TargetError, match="stand side by side"):
+        make(text)
 
 
 @pytest.mark.parametrize(("training", "wrong"), [("self.training", False), ("True", True)])

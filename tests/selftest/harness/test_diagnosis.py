@@ -116,12 +116,24 @@ def test_a_dtype_that_was_not_checked_proves_nothing() -> None:
     assert failing_alone(("float64", "float32"), checks) == ("float64",)
 
 
+def test_a_gradient_of_another_size_is_named_by_the_number() -> None:
+    def larger(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        copy = key * 1.0
+        if copy.requires_grad:
+            copy.register_hook(lambda gradient: gradient * -1.0)
+        return Steps()(query, copy, value, **options)
+
+    assert diagnosed(larger).name == "gradient of key negated"
+
+
 def test_a_wrong_gradient_of_the_mask_is_compared_with_cases_that_have_no_mask() -> None:
     def peculiar(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         mask = options.get("attn_mask")
         if mask is not None and mask.requires_grad:
             options["attn_mask"] = mask * 1.0
-            options["attn_mask"].register_hook(lambda gradient: gradient * 1.375)
+            options["attn_mask"].register_hook(
+                lambda gradient: gradient * torch.linspace(1.25, 1.75, gradient.shape[-1])
+            )
         return Steps()(query, key, value, **options)
 
     diagnosis = diagnosed(peculiar)
@@ -267,3 +279,10 @@ def test_failures_that_do_not_come_again_name_no_mistake(monkeypatch: pytest.Mon
     right = Implementation("right", Claims(Scope.OP, OP_FEATURES), torch_op(Steps()))
     diagnosis = by_clauses.by_clauses(right, [FailingCheck("masks.broadcast", Case(), "float32", "")], "cpu", ())
     assert "no known mistake explains the failures; none showed when" in str(diagnosis)
+
+
+def test_many_failures_that_do_not_come_again_are_compared_with_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosing, "by_clauses", lambda *_: pytest.fail("each mistake was judged"))
+    right = Implementation("right", Claims(Scope.OP, OP_FEATURES), torch_op(Steps()))
+    checks = [FailingCheck(f"masks.clause-{number}", Case(), "float32", "output") for number in range(20)]
+    assert "none showed when the checks were run again" in str(diagnose(right, checks, dtypes=("float32",)))

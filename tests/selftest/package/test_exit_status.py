@@ -20,6 +20,11 @@ from attention_conformance.tests.harness.run import post_run
 def crash(*arguments, **options):
     raise ZeroDivisionError("an error of the suite")
 """
+PADDED = """
+def padded(query, key, value, segment_mask=None, is_causal=False):
+    import torch
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+"""
 CHECKED = ("--clause", "causal.square", "--dtype", "float64")
 
 
@@ -37,6 +42,8 @@ CHECKED = ("--clause", "causal.square", "--dtype", "float64")
         (ExitStatus.UNUSABLE, "right", "", ("--clause", "no.such-clause")),
         (ExitStatus.NOTHING_CHECKED, "right", "", ("--clause", "projections.query")),
         (ExitStatus.NOTHING_CHECKED, "shy", "", CHECKED),
+        (ExitStatus.IN_PART, "padded", PADDED, CHECKED),
+        (ExitStatus.CONFORMS, "padded", PADDED, (*CHECKED, "--without", "segment_mask")),
     ],
 )
 def test_the_command_ends_with(
@@ -49,6 +56,8 @@ def test_the_command_ends_with(
     assert result.returncode == status, result.stdout + result.stderr
     if status is ExitStatus.SUITE_ERROR:
         assert "next: this is an error of the suite: report it" in result.stdout
+    if status is ExitStatus.IN_PART:
+        assert "next: --without segment_mask  states that this is known" in result.stdout
     if ".diagnose = " in added:
         assert "no diagnosis: looking for it raised ZeroDivisionError" in " ".join(result.stdout.split())
 
@@ -68,6 +77,7 @@ def test_a_run_that_lacks_verdicts_does_not_conform() -> None:
     verdicts = [_verdict(Status.PASS, 1)]
     assert exit_status(0, False, verdicts, 1, False) == ExitStatus.CONFORMS
     assert exit_status(0, False, verdicts, 2, False) == ExitStatus.INTERRUPTED
-    assert exit_status(0, False, verdicts, 1, True) == ExitStatus.FAILS
+    assert exit_status(0, False, verdicts, 1, True, True) == ExitStatus.FAILS
+    assert exit_status(0, False, verdicts, 1, False, True) == ExitStatus.IN_PART
     assert exit_status(0, False, [_verdict(Status.NOT_CLAIMED, 0)], 1, True) == ExitStatus.NOTHING_CHECKED
     assert exit_status(1, True, verdicts, 1, False) == ExitStatus.SUITE_ERROR

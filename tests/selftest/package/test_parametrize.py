@@ -10,18 +10,19 @@ from attention_conformance.tests.selftest.discovery.making import write
 
 ADAPTER = """
 from dataclasses import replace
-import torch
-from attention_conformance import Claims, ExpectedFailure, Feature, Implementation, Scope, torch_op
+import numpy as np
+from attention_conformance import Claims, ExpectedFailure, Feature, Implementation, Scope, numpy_op
 
 def attention(query, key, value, is_causal=False):
-    scores = query @ key.mT / query.shape[-1] ** 0.5
+    scores = query @ key.swapaxes(-1, -2) / query.shape[-1] ** 0.5
     if is_causal:
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1 + MISTAKE), float("-inf"))
-    return scores.softmax(dim=-1) @ value
+        scores = np.where(np.tri(*scores.shape[-2:], MISTAKE, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ value
 
 MISTAKE = 0
 FEATURES = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.CAUSAL})
-adapter = Implementation("own", Claims(Scope.OP, FEATURES, dtypes=("float64", "float32")), torch_op(attention))
+adapter = Implementation("own", Claims(Scope.OP, FEATURES, dtypes=("float64", "float32")), numpy_op(attention))
 
 def expecting(clause, **where):
     known = ExpectedFailure(clause, "sees one more", "https://example.org/1", **where)

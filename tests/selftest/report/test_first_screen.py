@@ -5,7 +5,7 @@ from dataclasses import replace
 from attention_conformance.spec.clauses import load
 from attention_conformance.tests.harness.run.screen.first_failure import TELLING
 from attention_conformance.tests.report.verdict import FailureKind, Status, Verdict
-from attention_conformance.tests.report.views import badge, html, markdown, terminal
+from attention_conformance.tests.report.views import badge, html, junit, markdown, terminal
 from attention_conformance.tests.report.views.first_screen import WIDTH, cause, lines
 from attention_conformance.tests.selftest.report.run_builders import HOSTILE, failed, passed, run, subject
 
@@ -59,6 +59,8 @@ def test_what_is_not_judged_stands_in_the_verdict() -> None:
     assert "  'pad': it hides queries" in shown
     views = (terminal.lines(whole), [markdown.text(whole)], [html.text(whole)], [badge.endpoint(whole)])
     assert all("conforms in part" in "".join(view) for view in views)
+    assert '<testcase name="pad is judged" classname="mine"' in junit.text(whole)
+    assert 'errors="1"' in junit.text(whole)
 
 
 def test_a_right_one_takes_few_lines() -> None:

@@ -33,12 +33,19 @@ def by_clauses(
         if defect is not None and failed & set(defect.clauses) and defect.id not in unknown:
             theirs = _failure_summaries(defect.implementation, chapters, dtype, device)
             theirs = {each for each in theirs if each[0] in judged}
+            if not _in_words(theirs, defect.clauses) & _in_words(own, defect.clauses):
+                continue  # such as another way to call, which a convention of the same clause shows as well
             ranked.append((len(own & theirs) / max(1, len(own | theirs)), len(own & theirs), hypothesis))
     ranked.sort(key=lambda entry: -entry[0])
     if not own or not ranked or 2 * ranked[0][1] < len(own) + (len(own) > 2):
         return Diagnosis("", 0, len(own), when=tuple(sorted({words for _, words, _ in own})[:3]), of_clauses=True)
     _, explains, best = ranked[0]
     return Diagnosis(best.name, explains, len(own), repair=best.repair, of_clauses=True)
+
+
+def _in_words(summaries: set[tuple[str, str, float]], clauses: Collection[str]) -> set[tuple[str, str]]:
+    """Which of these clauses fail, and in which words."""
+    return {(clause, words) for clause, words, _ in summaries if clause in clauses}
 
 
 def _failure_summaries(

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from shlex import quote
 from textwrap import wrap
 
 from attention_conformance import __version__
@@ -40,6 +41,10 @@ def next_steps(status: int, settings: RunSettings, selection: Selection, recorde
         case ExitStatus.NOTHING_CHECKED:
             clause = next(iter(settings.clauses), "CLAUSE")
             return [f"nothing was checked, {_reason(selection, recorder)}: see {explaining(clause)}"]
+        case ExitStatus.IN_PART:
+            names = dict.fromkeys(name for each in selection.implementations for name in each.findings)
+            left_out = " ".join(f"--without {quote(name)}" for name in names)
+            return [f"{left_out}  states that this is known: exit status 0, not {status}"]
     return []
 
 

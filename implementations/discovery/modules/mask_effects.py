@@ -1,0 +1,119 @@
+"""What a mask hides, seen by the queries that a changed key changes; and in which way one of keys is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.discovery.always import KEYS, causal, changes, sees_no_later_key
+from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
+from attention_conformance.implementations.discovery.probe import Floats, near
+from attention_conformance.spec.cases import Case, Padding, Sharing
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.masks import Booleans, visible
+
+PADDED = replace(PLAIN, padding=Padding.RIGHT)
+OF_PADDED = (2, 5, 12, 15)
+"""Keys of `PADDED` that are changed: the third is padding in one sample, the last in both."""
+NUMBERS = (0.0, 1.0, -inf)
+"""As which True may be given: as a boolean, as 1, or as what is added to the score of a hidden key."""
+GIVEN_AS = {0.0: "", 1.0: ", given as 0 and 1", -inf: ", given as 0 and -inf"}
+
+
+def has_effect(check: ClaimCheck, case: Case) -> bool:
+    """Whether a changed key changes those queries that may see it, and no others, be it causal or not."""
+    always = Feature.CAUSAL not in check.claims and not check.claims.premises.causal
+    return agreement(check, case) == 1 or (always and sees_no_later_key(check) and agreement(causal(check), case) == 1)
+
+
+def hides_keys(check: ClaimCheck, case: Case) -> bool:
+    """Whether a key that is changed changes queries of those samples that see it alone, where rows may be mixed up."""
+    fitted = fit(case, check.claims)
+    if isinstance(fitted, Unsupported):
+        return False
+    problem = build(fitted, check.dtype)
+    whole = visible(fitted, problem.attn_mask, problem.key_padding_mask, None)
+    seen: Booleans = np.asarray(np.asarray(whole).any((1, 2)))
+    changed = list(changes(check, fitted, each_sample=True, at=KEYS))
+    hidden = any(not seen[:, key].all() for key, _ in changed)
+    return hidden and all(np.array_equal(queries.any(-1), seen[:, key]) for key, queries in changed)
+
+
+def agreement(check: ClaimCheck, case: Case) -> float:
+    """The share of queries that each changed key changes or leaves as the mask states; 0 where there is no answer."""
+    fitted = fit(case, check.claims)
+    if isinstance(fitted, Unsupported):
+        return 0.0
+    problem = build(fitted, check.dtype)
+    masked: Booleans = visible(fitted, problem.attn_mask, problem.key_padding_mask, problem.valid_lens)
+    seen: Booleans = np.asarray((np.tril(masked) if fitted.causal else masked).any(1))
+    compared = list(_compared(check, fitted, seen, problem.sharing is Sharing.SELF))
+    return sum(compared) / len(compared) if compared else 0.0
+
+
+def _compared(check: ClaimCheck, fitted: Case, seen: Booleans, tied: bool) -> Iterator[float]:
+    at = KEYS if fitted.padding is Padding.NONE else OF_PADDED
+    for key, changed in changes(check, fitted, each_sample=True, at=at):
+        others = np.arange(changed.shape[-1]) != key if tied else np.ones(changed.shape[-1], bool)
+        yield float((changed == seen[..., key])[:, others].mean()) if changed.shape == seen.shape[:2] else 0.0
+
+
+def hides_queries(check: ClaimCheck) -> bool:
+    """Whether padding is right for the tokens that are left, and the others see something else as queries."""
+    fitted = fit(PADDED, check.claims)
+    if isinstance(fitted, Unsupported) or fitted.module is None or fitted.module.sharing is not Sharing.SELF:
+        return False
+    left: Booleans = np.asarray(build(fitted, check.dtype).key_padding_mask)
+    agrees = []
+    for key, changed in changes(check, fitted, each_sample=True, at=OF_PADDED):
+        others = np.arange(changed.shape[-1]) != key
+        agrees.append((changed == left[:, [key]]) | ~others)
+    right_for_others = bool(agrees) and all(bool(each[left].all()) for each in agrees)
+    return right_for_others and not all(bool(each.all()) for each in agrees)
+
+
+def mask_of_keys(
+    check: ClaimCheck, ways: Sequence[ClaimCheck], own: str, right: Callable[[ClaimCheck], bool]
+) -> tuple[ClaimCheck, str] | None:
+    """The way to give a mask of keys, (B, Lk), in which it is right, or the nearest that raises nothing; and a note.
+
+    What takes masks of keys alone is one of keys, and what it hides is judged. None where it is no mask of keys.
+    """
+    note = f"its {own!r} mask is one of keys"
+    if (way := next(filter(right, ways), None)) is not None:
+        return way, f"{note}{_given_as(way)}"
+    if not check.run(MASKED).error:
+        return None
+    for way in sorted(ways, key=lambda each: -agreement(each, PADDED)):
+        if effect := _effect(way):
+            return way, f"{note}{_given_as(way)}, and {effect}"
+    return None
+
+
+def _given_as(way: ClaimCheck) -> str:
+    return GIVEN_AS[getattr(way.function, "true_as", 0.0)]
+
+
+def _effect(of_keys: ClaimCheck) -> str:
+    """What a wrong mask of keys does; empty where it raises, or puts one vector in the place of some queries alone.
+
+    In float64, where what is added to every score of a row is lost.
+    """
+    without, hidden = (of_keys.run(case, "float64") for case in (PLAIN, PADDED))
+    if without.error or hidden.error:
+        return ""
+    plain, masked = (_rows(output_of(each)) for each in (without, hidden))
+    changed = masked[[not near(one, other, "float64") for one, other in zip(plain, masked, strict=True)]]
+    if not len(changed):
+        return "changes nothing"
+    return "" if near(changed, np.broadcast_to(changed[:1], changed.shape), "float64") else "hides other keys"
+
+
+def _rows(output: Floats) -> Floats:
+    return output.reshape(-1, output.shape[-1])
