@@ -67,8 +67,12 @@ class TestAdapters:
 
     @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
     def test_storage_starts_with_poison(self, dtype: str) -> None:
-        rows = _storage(in_pieces(3, 4, room=5), dtype)
-        assert rows.shape == (2, 3, 5, 4)
+        plain, rows = (
+            _storage(in_pieces(3, 4, room=5).extended(unwritten=unwritten), dtype) for unwritten in (False, True)
+        )
+        assert rows.shape == plain.shape == (2, 3, 5, 4)
+        assert (plain > 10.0).all()
+        assert (plain @ plain.mT).isfinite().all()
         assert rows[:, :, ::2].isnan().all()
         assert (rows[:, :, 1::2] == torch.finfo(rows.dtype).max).all()
         assert _storage(in_pieces(3, 4), dtype).shape == (2, 3, 0, 4)
