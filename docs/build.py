@@ -18,7 +18,7 @@ from attention_conformance.spec.clauses import load
 from attention_conformance.tests.measurements.diagnosis_score import DIAGNOSIS, KINDS
 from attention_conformance.tests.measurements.pages import rendered
 from attention_conformance.tests.measurements.reach.score import REACH
-from attention_conformance.tests.report.views.matrix_pages import HOLDING
+from attention_conformance.tests.report.counts import HELD
 from attention_conformance.tests.report.views.matrix_state import read_state
 
 ROOT = Path(__file__).parents[1]
@@ -98,7 +98,7 @@ def _packages() -> str:
         "packages.md",
         standings=standings,
         packages={each.package for each in standings},
-        conforming=[each for each in standings if each.verdict in HOLDING],
+        conforming=[each for each in standings if each.verdict in HELD],
         failing=[each for each in standings if each.verdict == "fails"],
         audited=audited,
         **{way: _found(each[way] for each in audited.values()) for way in ("audit", "check")},

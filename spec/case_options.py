@@ -50,8 +50,14 @@ class CaseOption:
 
 
 def _slopes(rng: Any, heads: int, usual: bool) -> Any:
-    if not usual:
-        return rng.uniform(0.1, 0.9, heads)
+    return interleaved_slopes(heads) if usual else rng.uniform(0.1, 0.9, heads)
+
+
+def interleaved_slopes(heads: int) -> Any:
+    """(H,), those of ALiBi: of powers of two 2 ** (-8 h / H); of others, every second one of twice as many heads, too.
+
+    The rule `alibi-rule=interleaved`, written out once more for what is drawn: the reference has its own.
+    """
     below = 1 << (max(1, heads).bit_length() - 1)
     few, many = (2.0 ** (-8.0 * np.arange(1, n + 1) / n) for n in (below, 2 * below))
     return np.concatenate([few, many[::2]])[:heads]

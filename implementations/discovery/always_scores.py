@@ -24,6 +24,7 @@ from attention_conformance.implementations.discovery.probe import (
     tiny_problem,
 )
 from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.spec.case_options import interleaved_slopes
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import NormSpan, RotaryPairing
 from attention_conformance.spec.features import Feature, Scope
@@ -222,9 +223,7 @@ class _Scores:
 
 def usual_slopes(heads: int) -> list[list[float]]:
     """The slopes of ALiBi by the rules that there are: powers of one ratio, or of powers of two alone."""
-    below = 1 << (heads.bit_length() - 1)
-    ratio, few, many = ([2.0 ** (-8.0 * h / n) for h in range(1, n + 1)] for n in (heads, below, 2 * below))
-    return [ratio, (few + many[::2])[:heads]]
+    return [[2.0 ** (-8.0 * h / heads) for h in range(1, heads + 1)], interleaved_slopes(heads).tolist()]
 
 
 def is_usual(slopes: Sequence[float]) -> bool:

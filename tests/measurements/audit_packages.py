@@ -24,12 +24,11 @@ from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.cli.audit_command import ORACLE
+from attention_conformance.tests.cli.matrix_command import CACHE
 from attention_conformance.tests.cli.matrix_packages import FOLDER, ROOT, Package, PackageError, environment, packages
 from attention_conformance.tests.measurements.audit_compared import DETECTED, KNOWN, NEEDS, UNDETERMINED, WRONG, scores
 
 AUDITED = FOLDER / "audited.json"
-CACHE = Path.home() / ".cache" / "attention-conformance" / "environments"
-TORCH = "torch==2.13.0"
 SECONDS = 120.0
 """For an answer, and LIMIT for all of them: some compile each shape."""
 LIMIT = 1800.0
@@ -103,7 +102,7 @@ class Audited:
 
 def audited(adapter: str, conventions: Mapping[str, str], target: str) -> Audited:
     """Looks at a target in this environment, and then at what its adapter claims."""
-    claimed = candidate(adapter, conventions)  # before, as Keras is told its backend there; its claims are read after
+    claimed = candidate(adapter, conventions)  # before, as Keras gets its backend there; its claims are read after
     seen = _refusable(lambda: by_audit(target, claimed))
     return Audited(target, seen, None if target == adapter else _refusable(lambda: by_check(target, claimed)))
 
@@ -111,11 +110,11 @@ def audited(adapter: str, conventions: Mapping[str, str], target: str) -> Audite
 def by_audit(target: str, claimed: Implementation) -> Found:
     """What the auditor finds."""
     findings, _ = audit_apart(target, ORACLE, "cpu", SECONDS, None)
-    return beside(claimed, Facts.of(findings))
+    return compared_with(claimed, Facts.of(findings))
 
 
-def beside(claimed: Implementation, facts: Facts) -> Found:
-    """Findings next to claims."""
+def compared_with(claimed: Implementation, facts: Facts) -> Found:
+    """How far the findings are what an adapter claims."""
     listed = [score for score in scores(claimed, facts) if score.claim != CONVERTED]
     agree = sum(score.outcome == DETECTED for score in listed)
     wrong = ((each, each.answer.partition(":")[0]) for each in listed if each.outcome == WRONG)
@@ -157,7 +156,7 @@ def rows(package: Package, cache: Path) -> Iterator[tuple[str, Audited]]:
 
 def _elsewhere(package: Package, cache: Path, adapter: str, target: str) -> Audited:
     has_torch = any(each.startswith("torch==") for each in package.dependencies)
-    equipped = package if has_torch else replace(package, dependencies=(*package.dependencies, TORCH))
+    equipped = package if has_torch else replace(package, dependencies=(*package.dependencies, _own_torch()))
     with TemporaryDirectory() as folder:
         (Path(folder) / "attention_conformance").symlink_to(ROOT)
         command = [str(environment(equipped, cache)), "-P", "-m", __spec__.name]
@@ -169,6 +168,12 @@ def _elsewhere(package: Package, cache: Path, adapter: str, target: str) -> Audi
         raise PackageError(f"{adapter} was not audited: {last}")
     row = json.loads(done.stdout.splitlines()[-1])
     return Audited(row["target"], Found(**row["audit"]), row["check"] and Found(**row["check"]))
+
+
+def _own_torch() -> str:
+    """The requirement of torch in which the suite itself is installed."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return next(line for line in lines if line.startswith("torch=="))
 
 
 def _imported(text: str) -> set[str]:

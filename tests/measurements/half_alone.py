@@ -62,7 +62,7 @@ def change_if_alive(name: str, dtype: str) -> float | None:
     if (right := right_one(defect)) is None:
         return math.inf
     measured = Measured(alone, right)
-    # Its own clauses have the inputs that show it, whether they are asked in this dtype or not.
+    # Its own clauses have the inputs that show it, whether they are checked in this dtype or not.
     for test in {**tests, **{clause: clause_tests()[clause] for clause in defect.clauses}}.values():
         _judged(replace(alone, run=measured), test, dtype, failures=10**6)
     return measured.most

@@ -85,16 +85,19 @@ def absorbed_attention(
     scale: float | None = None,
     valid_lens: Tensor | None = None,
 ) -> Tensor:
-    """The same in torch, by its own kernel: one key head of latents and rotary parts, whose values are the latents."""
+    """The same as `latent_attention` in torch, by its own kernel: one key head of latents and rotary parts.
+
+    Its values are the latents; shapes and options are those of `latent_attention`.
+    """
     (batch, keys), queries, width = kv_c.shape[:2], q_nope.shape[2], q_nope.shape[-1] + q_pe.shape[-1]
     number = torch.promote_types(q_nope.dtype, torch.float32)
     latents, *given = (x.to(number) for x in (kv_c, k_pe, q_nope, q_pe, w_uk, w_uv))
-    turned, of_latents, of_turned, up_keys, up_values = given
-    query = torch.cat([of_latents @ up_keys, of_turned], -1)
+    rotary, of_latents, of_rotary, up_keys, up_values = given
+    query = torch.cat([of_latents @ up_keys, of_rotary], -1)
     lengths = kv_c.new_full((batch,), keys, dtype=torch.int64) if valid_lens is None else valid_lens
     back = torch.arange(queries).flip(0) if is_causal else torch.zeros(queries, dtype=torch.int64)
     seen = torch.arange(keys) < (lengths[:, None] - back)[:, None, :, None]
-    rows = torch.cat([latents, turned], -1)[:, None], latents[:, None]
+    rows = torch.cat([latents, rotary], -1)[:, None], latents[:, None]
     factor = width**-0.5 if scale is None else scale
     mixed = F.scaled_dot_product_attention(query, *rows, seen, scale=factor, enable_gqa=True)
     mixed = mixed.masked_fill(~seen.any(-1, keepdim=True), 0.0)

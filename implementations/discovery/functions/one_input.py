@@ -20,9 +20,9 @@ from attention_conformance.spec.features import Feature
 
 LIST = ("list",)
 STACKED = (LIST, *(tuple(axes) for axes in ("BHRLD", "RBHLD", "BRHLD", "BHLRD")))
-"""A list of the three, or an array with an axis R for them, beside those of (B, H, L, d); the most usual first."""
+"""A list of the three, or an array with an axis R for them, next to those of (B, H, L, d); the most usual first."""
 OF_HEADS = (("B", "L", "RHD"), ("B", "L", "HRD"), ("B", "RHD", "L"), ("B", "HRD", "L"))
-"""Arrays in which they lie side by side, for who is told the number of heads."""
+"""Arrays in which they lie side by side, of functions that are given the number of heads."""
 HEAD_BY_HEAD = (("BH", "RD", "L"), ("BH", "L", "RD"))
 OF_OTHER_SHAPES = frozenset({Feature.CROSS, Feature.VALUE_WIDTH, Feature.GROUPED})
 """What one array cannot hold."""

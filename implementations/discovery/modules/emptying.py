@@ -20,13 +20,13 @@ def emptied_by(kind: object) -> str:
     """The method of a module that empties the cache that it holds, by its name; empty for none."""
     methods = vars(kind) if isinstance(kind, type) and issubclass(kind, nn.Module) else {}
     named = [name for name in methods if name == "reset" or (words_of(name) & EMPTYING and words_of(name) & HELD)]
-    return next((name for name in named if not _needed(methods[name])), "")
+    return next((name for name in named if _called_alone(methods[name])), "")
 
 
-def _needed(method: Any) -> bool:
-    """Whether it is no method without arguments."""
+def _called_alone(method: Any) -> bool:
+    """Whether it is a method that needs no argument."""
     parameters = safe_call(lambda: inspect.signature(method).parameters.values()).value or ()
-    return [required(each) for each in parameters] != [True] + [False] * (len(parameters) - 1)
+    return [required(each) for each in parameters] == [True] + [False] * (len(parameters) - 1)
 
 
 def emptied(reset: Callable[[], Any], call: Callable[[], Any]) -> Any:

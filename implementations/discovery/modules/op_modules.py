@@ -76,7 +76,7 @@ def _applied(kind: Any) -> Callable[..., Any]:
 
 
 def _further(parameter: inspect.Parameter) -> Size | None:
-    """What else a constructor may have to be told: heads, tokens, or that nothing more is done."""
+    """What else a constructor may have to be given: heads, tokens, or that nothing more is done."""
     if parameter.annotation in (bool, "bool"):
         return Size.FLAG
     size = size_of(parameter.name)

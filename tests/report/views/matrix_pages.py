@@ -28,8 +28,6 @@ PAGES = {
     "versions.html": "matrix_versions.html",
 }
 """Files and their templates."""
-HOLDING = (Conformance.CONFORMS, Conformance.IN_PART)
-"""What is claimed holds, of all that is named or of a part of it."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def pages(
         "changes": changes,
         "judged": judged,
         "packages": len({each.package for each in entries}),
-        "conforming": sum(each.row.conformance in HOLDING for each in judged if each.row),
+        "conforming": sum(each.row.conformance in counts.HELD for each in judged if each.row),
         "columns": [name for name in chapters() if any(name in each.cells for each in judged)],
         "signs": SIGNS,
         "meanings": counts.MEANINGS,

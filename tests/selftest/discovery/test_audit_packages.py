@@ -19,7 +19,7 @@ from attention_conformance.implementations.discovery.auditor.findings import (
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.cli.matrix_packages import packages
-from attention_conformance.tests.measurements.audit_packages import AS_THEY_ARE, AUDITED, beside, by_check
+from attention_conformance.tests.measurements.audit_packages import AS_THEY_ARE, AUDITED, by_check, compared_with
 
 FEATURES = frozenset({Feature.CORE, Feature.HEADS, Feature.CAUSAL, Feature.BOOL_MASK, Feature.SCALE})
 SETTINGS = {"causal-alignment": "bottom-right"}
@@ -42,14 +42,14 @@ def claimed(features: frozenset[Feature] = FEATURES, settings: Mapping[str, str]
     ],
 )
 def test_findings_agree_with_a_claim_or_do_not(answers: Mapping[str, str], outcome: str) -> None:
-    found = beside(claimed(), Facts.of(Finding(topic, answer) for topic, answer in {**FOUND, **answers}.items()))
+    found = compared_with(claimed(), Facts.of(Finding(topic, answer) for topic, answer in {**FOUND, **answers}.items()))
     differing = [each.partition(":")[0] for each in found.differ]
     assert differing == ([outcome] if outcome not in ("", "unseen") else [])
     assert ("which causal-alignment" in found.unseen) == (outcome == "unseen")
 
 
-def test_what_is_found_and_not_claimed_is_besides() -> None:
-    found = beside(
+def test_what_is_found_and_not_claimed_is_listed_for_itself() -> None:
+    found = compared_with(
         claimed(), Facts.of(Finding(topic, answer) for topic, answer in {**FOUND, "softcap": OFFERED}.items())
     )
     assert found.beyond == ("softcap",)

@@ -44,7 +44,7 @@ def test_a_row_without_keys_under_a_published_name(make: Make) -> None:
 
 
 def test_a_mask_and_a_bias_have_their_own_rows_without_keys(make: Make) -> None:
-    """A filled mask beside an added bias, as in many functions in memory-efficient form."""
+    """A filled mask next to an added bias, as in many functions in memory-efficient form."""
     made = make(f"""
 def f(q, k, v, mask=None, attn_bias=None):
     s = {SCORES}
