@@ -197,7 +197,7 @@ def test_a_signal_leaves_all_views_marked(tmp_path: Path, number: signal.Signals
     file.write_text(SLOW)
     chosen = ("--candidate", f"{file}:attention", "--dtype", "float64", "--report", str(folder), *processes)
     command = [sys.executable, "-m", "pytest", *ON_THE_SUITE, *chosen]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with heeded(number), subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         waits(lambda: (folder / FILE).exists() and len((folder / FILE).read_text().splitlines()) > 2)
         process.send_signal(number)
         output, _ = process.communicate(timeout=60)
@@ -208,6 +208,18 @@ def test_a_signal_leaves_all_views_marked(tmp_path: Path, number: signal.Signals
     assert "next: the run is not complete" in output
     assert "conforms" not in output
     assert replay(folder).closing.complete is False
+
+
+@contextmanager
+def heeded(number: signal.Signals) -> Iterator[None]:
+    """Lets processes that are started here heed a signal: a shell's background job, and all it starts, ignore SIGINT."""
+    inherited = signal.getsignal(number)
+    if inherited is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(number, inherited)
 
 
 def waits(until: Callable[[], bool]) -> None:
