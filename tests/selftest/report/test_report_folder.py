@@ -212,7 +212,7 @@ def test_a_signal_leaves_all_views_marked(tmp_path: Path, number: signal.Signals
 
 @contextmanager
 def heeded(number: signal.Signals) -> Iterator[None]:
-    """Lets processes that are started here heed a signal: a shell's background job, and all it starts, ignore SIGINT."""
+    """Lets processes that start here heed a signal: background jobs of a shell, and all they start, ignore SIGINT."""
     inherited = signal.getsignal(number)
     if inherited is signal.SIG_IGN:
         signal.signal(number, signal.SIG_DFL)
