@@ -57,7 +57,7 @@ class Scaled:
 def scaled_rotary(given: Scaled, dtype: str) -> Expected:
     """(2, length, r / 2): the tables of cosines and of sines, in the dtype, worked out in float32 at least."""
     each, stretch = FREQUENCIES[given.method](given), ATTENTION.get(given.method, _one)(given)
-    return _tables(np.arange(given.length)[:, None], each, stretch, dtype)
+    return _tables(np.arange(float(given.length))[:, None], each, stretch, dtype)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class OnAxes:
 
 def axes_rotary(given: OnAxes, dtype: str) -> Expected:
     """(2, tokens, pairs): the tables of cosines and of sines, in the dtype, worked out in float32 at least."""
-    places = np.array(given.positions)[given.axes].T
+    places = np.array(given.positions, dtype=np.float64)[given.axes].T
     return _tables(places, frequencies(2 * sum(given.pairs), given.base), 1.0, dtype)
 
 

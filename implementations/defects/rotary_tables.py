@@ -242,8 +242,9 @@ def breaks_axes(*orders: str) -> Callable[[scaling.Owners], Callable[..., Array]
 
     def made(owners: scaling.Owners) -> Callable[..., Array]:
         @wraps(owners)
-        def tables(*given: Any) -> Array:
-            return scaling.axes_rotary(*given, orders={**scaling.ORDERS, **dict.fromkeys(orders, owners)})
+        def tables(order: str, positions: Sequence[Sequence[int]], pairs: Sequence[int], base: float) -> Array:
+            mistaken = {**scaling.ORDERS, **dict.fromkeys(orders, owners)}
+            return scaling.axes_rotary(order, positions, pairs, base, mistaken)
 
         breaks_function("axes_rotary", "rotary-tables.axes", holds=("scores.dot-product",))(tables)
         return tables

@@ -1,6 +1,7 @@
 """Attention that knows positions: sinusoids, rotary embeddings, ALiBi and its slopes, relative biases."""
 
 import math
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any, TypeAlias
 
@@ -126,7 +127,7 @@ def merge_state(first: State, second: State, base: float = math.e) -> State:
     return output, torch.where(empty, -INFINITY, natural.logsumexp(0) / math.log(base))
 
 
-_TABLES = {"scaled_rotary": scaled_rotary, "axes_rotary": axes_rotary}
+_TABLES: dict[str, Callable[..., Array]] = {"scaled_rotary": scaled_rotary, "axes_rotary": axes_rotary}
 _FUNCTIONS = {Feature.SINUSOIDS, Feature.ALIBI_SLOPES, Feature.ROTARY_SCALING, Feature.ROTARY_AXES}
 _ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY, Feature.POSITION_IDS, Feature.ROTARY_TABLES}
 _STARTS = {Feature.QUERY_START, Feature.QUERY_STARTS, Feature.VALID_LENS, Feature.KEY_SPLITS}
