@@ -23,6 +23,7 @@ MODES = frozenset(
         Feature.EXPORTED,
         Feature.NO_GRAD,
         Feature.DOUBLE_BACKWARD,
+        Feature.LOG_SUM_EXP_GRADIENT,
         Feature.AS_BUILT,
     }
 )
