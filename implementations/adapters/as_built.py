@@ -30,6 +30,7 @@ class AsBuilt:
         causal: whether no token ever sees a later one, so that the first tokens alone get their rows.
         unordered: whether no part knows the place of a token, so that tokens in another order get their rows.
         pieces: calls with the same tokens in pieces, by a name for messages.
+        trained: whether it answers the same in training mode, where nothing is dropped.
     """
 
     build: Callable[[Problem], nn.Module]
@@ -37,13 +38,14 @@ class AsBuilt:
     causal: bool = False
     unordered: bool = False
     pieces: Mapping[str, Call] = field(default_factory=dict)
+    trained: bool = False
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """The output with its gradients of inputs, or with the outputs that have to be the same."""
         module = drawn(in_mode(built(self.build, problem, device), False))
         if problem.cotangent is None:
-            others = {how: Result(output) for how, output in self._others(module, problem, device)}
-            return Result(self._output(module, problem, device), others=others)
+            output = self._output(module, problem, device)
+            return Result(output, others={how: Result(x) for how, x in self._others(module, problem, device, output)})
         given = tensors(problem, device)
         output = output_of(self.call(module, given, problem))
         leaves = {name: given[name] for name in problem.needs}
@@ -53,8 +55,7 @@ class AsBuilt:
         with torch.no_grad():
             return to_array(output_of((call or self.call)(module, tensors(problem, device), problem)))
 
-    def _others(self, module: nn.Module, problem: Problem, device: str) -> Iterator[tuple[str, Array]]:
-        whole = self._output(module, problem, device)
+    def _others(self, module: nn.Module, problem: Problem, device: str, whole: Array) -> Iterator[tuple[str, Array]]:
         samples, tokens = range(whole.shape[0]), whole.shape[1]
         alone = [self._output(module, _taken(problem, 0, [sample]), device) for sample in samples]
         yield "each sample alone", np.concatenate(alone)
@@ -72,6 +73,8 @@ class AsBuilt:
             yield "tokens in another order", moved[:, np.argsort(order)]
         for how, call in self.pieces.items():
             yield how, self._output(module, problem, device, call)
+        if self.trained:
+            yield "in training mode", self._output(in_mode(module, True), problem, device)
 
 
 def _taken(problem: Problem, axis: int, positions: Sequence[int] | range | Array) -> Problem:

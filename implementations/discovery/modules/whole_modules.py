@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -25,6 +26,7 @@ from attention_conformance.implementations.discovery.modules.parameters import p
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES
+from attention_conformance.spec.problem import Array
 
 OVER_TOKENS = ("groupnorm", "instancenorm", "batchnorm")
 """In the names of classes that may divide by the size of several tokens together."""
@@ -47,10 +49,14 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     causal = premises.causal and not sized and not summed
     direct = replace(call, tap="")
     run = AsBuilt(partial(built_for, whole, True), Chosen(direct, ()), causal=causal)
+    drops = any("drop" in type(part).__name__.lower() for part in module.modules()) or bool(make.rates)
+    run = replace(run, trained=not (summed or drops))
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
     unordered = unordered and not sized and all(_is_of_tokens(part, make) for part in parts)
     pieces: Mapping[str, Call] = dict(calls_in_pieces(make.kind, direct)) if premises.causal else {}
-    attempts = (replace(run, unordered=unordered, pieces=pieces), replace(run, unordered=unordered), run)
+    every = replace(run, unordered=unordered, pieces=pieces)
+    evaluated = replace(every, trained=False)
+    attempts = (every, evaluated, replace(evaluated, pieces={}), replace(evaluated, pieces={}, unordered=False))
     usable = next((each for each in attempts if _answers(each, check)), None)
     return {} if usable is None else {Feature.AS_BUILT: usable}
 
@@ -73,16 +79,23 @@ def _is_of_tokens(part: nn.Module, make: Constructor) -> bool:
 
 
 def _answers(run: AsBuilt, check: ClaimCheck) -> bool:
-    """Whether it answers finite numbers of the input's samples and tokens, and the same after another call."""
+    """Whether it answers finite numbers of the input's samples and tokens, and nothing at random."""
     fitted = fit(PLAIN, check.claims)
     if isinstance(fitted, Unsupported):
         return False
     problem = build(fitted, WIDE).forward_only()
-    with torch.random.fork_rng(devices=[]):
-        outcome = safe_call(lambda: run(problem.fresh(), check.device))
-    if not isinstance(outcome.value, Result):
+    results = []
+    for seed in (1, 2):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            results.append(safe_call(lambda: run(problem.fresh(), check.device)).value)
+    first, second = results
+    if not isinstance(first, Result) or not isinstance(second, Result):
         return False
-    output = outcome.value.output
-    shaped = output.ndim == 3 and output.shape[:2] == problem.query.shape[:2] and bool(abs(output).max() < float("inf"))
-    again = outcome.value.others["after other calls"].output
-    return shaped and bool((again == output).all())
+    shaped = first.output.ndim == 3 and first.output.shape[:2] == problem.query.shape[:2]
+    repeated = _is_same(first.others["after other calls"].output, first.output)
+    return shaped and repeated and all(_is_same(first.others[how].output, x.output) for how, x in second.others.items())
+
+
+def _is_same(one: Array, other: Array) -> bool:
+    return one.shape == other.shape and bool(np.isfinite(one).all()) and bool((one == other).all())

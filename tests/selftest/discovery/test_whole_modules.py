@@ -69,6 +69,16 @@ def test_a_table_is_in_place_where_tokens_come_in_pieces(make: Make, rows: str, 
     assert is_caught(make, TABLE.format(rows=rows)) is wrong
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_training_is_evaluation_where_nothing_is_dropped(make: Make, wrong: bool) -> None:
+    """Dropout by a function is seen, as its answers differ, and is no mistake."""
+    dropped = "F.dropout(self.to_gate(x), 0.5, self.training).sigmoid().mT[..., None]"
+    assert (
+        is_caught(make, gated("(self.training + self.to_gate(x)).sigmoid().mT[..., None]" if wrong else dropped))
+        is wrong
+    )
+
+
 def test_a_part_that_knows_places_may_do_so(make: Make) -> None:
     placed = "nn.Parameter(torch.zeros(99, heads))"
     assert not is_caught(make, gated("(1 + self.to_gate[: x.shape[1]]).mT[..., None]", gate=placed))
