@@ -132,7 +132,8 @@ def _class_as_function(target: object) -> Callable[..., Any] | None:
     """What a class without parameters of its own computes, if the target is one."""
     if not torch or not isinstance(target, type):
         return None
-    from attention_conformance.implementations.discovery.modules.op_modules import as_function  # imports torch
+    from attention_conformance.implementations.discovery.modules.array_modules import weighs_late  # imports torch
+    from attention_conformance.implementations.discovery.modules.op_modules import as_function
     from attention_conformance.implementations.discovery.shipped.shipped_planned import as_planned
 
-    return as_planned(target) or as_function(target)
+    return as_planned(target) or (None if weighs_late(target) else as_function(target))
