@@ -98,12 +98,12 @@ def forked(given: Mapping[str, str]) -> Process | None:
 
 def _own_nursery(given: Mapping[str, str]) -> Nursery:
     read_by_imports = {name: value for name, value in given.items() if name != MARK}
-    return _nursery(os.getpid(), tuple(sorted(read_by_imports.items())))
+    return _nursery(tuple(sorted(read_by_imports.items())))
 
 
 @cache
-def _nursery(judge: int, environment: tuple[tuple[str, str], ...]) -> Nursery:
-    """The nursery of a process for an environment."""
+def _nursery(environment: tuple[tuple[str, str], ...]) -> Nursery:
+    """The nursery of a process, and of its copies, for an environment."""
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with other:
         command = [*module_command(MODULE), str(other.fileno())]
