@@ -194,7 +194,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _share_work(config: pytest.Config, only_clauses: bool) -> None:
     """With a second judge, where nobody wants to see how one check follows another."""
     state, option = config.stash[KEY], config.option
-    in_turn = option.maxfail or option.usepdb or option.collectonly or config.getoption("tx", None)
+    in_turn = (
+        option.maxfail or option.usepdb or option.collectonly or config.getoption("numprocesses", None) is not None
+    )
     alike = only_clauses and state.settings.has_candidates and not any(state.adapter_mistakes.values())
     if alike and not in_turn and (second := second_judge(state.planned, state.settings)):
         config.stash[SECOND] = second

@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import signal
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,8 +20,9 @@ import pytest
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.worker.elsewhere import worker_command
+from attention_conformance.implementations.worker.limits import ENDING
 from attention_conformance.implementations.worker.process import DIE_WITH_PARENT
-from attention_conformance.implementations.worker.remote import Remote, printed_by
+from attention_conformance.implementations.worker.remote import Remote, end_process, printed_by
 from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings
@@ -29,9 +31,9 @@ from attention_conformance.tests.harness.run.post_run import leftovers
 from attention_conformance.tests.report.log import decode, encode
 from attention_conformance.tests.report.verdict import Verdict
 
-LEAST = 4.0
-"""Seconds of the clauses of a plan, from which on a second judge saves more than it costs."""
-STARTS = 4.0
+LEAST = 8.0
+"""Seconds of a plan, as measured for built-in implementations, from which on a second judge saves what it costs."""
+STARTS = 8.0
 """How many times as long as the start of a worker the plan has to take, as a second one has to start."""
 WAITED = 0.1
 """The share of its time for which this process may have waited for a core; on a busy machine there is none left."""
@@ -98,9 +100,13 @@ class SecondJudge:
         return {(v.clause, v.implementation, v.dtype): (v, said) for v, said in verdicts if isinstance(v, Verdict)}
 
     def end(self) -> None:
-        """Ends its process, if it has not ended."""
-        os.kill(self.number, signal.SIGKILL)
-        os.waitpid(self.number, 0)
+        """Lets its process end that of the candidate and itself, if it has not done so."""
+        os.kill(self.number, signal.SIGTERM)
+        end = time.monotonic() + ENDING
+        while not os.waitpid(self.number, os.WNOHANG)[0]:
+            if time.monotonic() > end:
+                os.kill(self.number, signal.SIGKILL)
+            time.sleep(0.01)
         os.close(self.tokens)
         os.close(self.answers)
 
@@ -125,6 +131,8 @@ def second_judge(planned: Sequence[PlannedCheck], settings: RunSettings) -> Seco
         os.close(answered)
         return SecondJudge(planned, settings, tokens, answers, number)
     try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first judge decides what follows, and ends this one
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         if os.getppid() == parent:
             os.close(answers)
             _judge_from_the_end(planned, groups, settings, tokens, answered)
@@ -137,20 +145,22 @@ def _judge_from_the_end(
 ) -> None:
     """In the copy: judges while there are tokens, and writes nothing where anything is out of the ordinary."""
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
     implementations = _implementations(planned)
     for each in implementations:
         if isinstance(each.run, Remote):
             each.run.door.leave_to_parent()
     done: list[tuple[str, str]] = []
-    for group in reversed(groups):
-        if not os.read(tokens, 1):
-            break
-        for check in planned:
-            if _group(check) == group:
-                verdict, printed = _judged(check, settings)
-                done.append((encode(verdict), printed))
+    try:
+        for group in reversed(groups):
+            if not os.read(tokens, 1):
+                break
+            for check in planned:
+                if _group(check) == group:
+                    verdict, printed = _judged(check, settings)
+                    done.append((encode(verdict), printed))
+    except BaseException:
+        list(map(end_process, implementations))
+        raise
     if not any(map(_deaths, implementations)) and not any(leftovers(implementations)):
         with os.fdopen(answered, "wb") as stream:
             stream.write(json.dumps(done).encode())
