@@ -116,7 +116,7 @@ def test_a_nursery_that_was_killed_is_replaced_and_nobody_notices(process: Proce
 
 
 def test_a_variable_that_the_judge_sets_after_the_first_start_costs_no_other_nursery(process: Process) -> None:
-    other = worker(MARKS[1], KMP_DUPLICATE_LIB_OK="True")
+    other = worker(MARKS[1], HOME="/nowhere", KMP_DUPLICATE_LIB_OK="True")
     assert parent_of(parent_of(other.number)) == parent_of(parent_of(process.number))
     other.kill()
     for stream in (other.stdin, other.stdout, other.stderr):
