@@ -78,7 +78,7 @@ from attention_conformance.implementations.discovery.modules.neutrals import wor
 from attention_conformance.implementations.discovery.modules.own_cache import InPieces, calls_in_pieces, unused_caches
 from attention_conformance.implementations.discovery.modules.promises import has_published_interface, is_unscaled
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
-from attention_conformance.implementations.discovery.modules.whole_modules import as_built
+from attention_conformance.implementations.discovery.modules.whole_modules import as_built, without_effect
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import Case, Layout, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, DefaultScale, Polarity
@@ -289,6 +289,7 @@ def module_candidate(
     given = plan.call.of_context.values()
     judged = replace(check, claims=claims)
     findings = mask_findings(kind, plan.call.options, judged, given) | unused_caches(kind, alternatives)
+    findings = findings | without_effect(modes, plan.make, plan.call, judged)
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
     check = check.stating(*left_out(plan.make, plan.call))
     before = [*always, *plan.call.options.notes, *mode, *check.stated]
