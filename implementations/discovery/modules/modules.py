@@ -65,7 +65,11 @@ from attention_conformance.implementations.discovery.modules.left_out import lef
 from attention_conformance.implementations.discovery.modules.left_padding import without_rows_emptied_twice
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
-from attention_conformance.implementations.discovery.modules.module_forms import found_form, norms_inside
+from attention_conformance.implementations.discovery.modules.module_forms import (
+    found_form,
+    norms_inside,
+    refuse_small_heads,
+)
 from attention_conformance.implementations.discovery.modules.module_masks import (
     SHAPES,
     as_seen,
@@ -189,6 +193,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check = replace(check, adapt=partial(module_run, make))
     first, second = check.run(PLAIN), check.run(PLAIN)
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
+    if variant is None and not has_published_interface(kind):
+        refuse_small_heads(make, call)
     evaluating = not second.error and not equal_outputs(first, second)
     check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
     call, check, masks = with_mask_form(call, check, observed, has_published_interface(kind))
