@@ -256,7 +256,8 @@ def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = Fa
     It has as many heads of keys and values as of queries where `kv_heads` is 0.
     """
     own = getattr(kind, "original", kind)  # of a mirror
-    hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(own.__init__)).value or {}
+    reads: Any = getattr(own, "__init__", None) if isinstance(own, type) else own
+    hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(reads)).value or {}
     hint = hints.get(name)
     if not (isinstance(hint, type) and is_dataclass(hint)):
         return Settings(width, heads, lenient, _defaults(kind, hint), kind, kv_heads)

@@ -262,7 +262,7 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
         raise TargetError(f"it defines no forward: define forward(query, key, value), {ADAPTER}")
     whole = inspect.signature(kind.forward)
     signature = whole.replace(parameters=list(whole.parameters.values())[1:])
-    inputs = _inputs(signature)
+    inputs = inputs_in(signature)
     keywords = tuple(p.name for p in inputs) if any(p.kind is p.KEYWORD_ONLY for p in inputs) else ()
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
     named = {p.name for p in inputs}
@@ -296,7 +296,7 @@ def with_context(call: ModuleCall, kind: type[nn.Module]) -> ModuleCall | None:
     """The call of one input with another of key and value, which may be left out; None where it takes none."""
     signature = inspect.signature(kind.forward)
     whole = list(signature.parameters.values())[1:]
-    inputs = _inputs(signature.replace(parameters=whole))
+    inputs = inputs_in(signature.replace(parameters=whole))
     contexts = [p.name for p in whole if not required(p) and not is_variadic(p) and _is_context(p.name)]
     if call.inputs != 1 or len(contexts) != 1 or not inputs or inputs[0].kind is inspect.Parameter.POSITIONAL_ONLY:
         return None
@@ -319,7 +319,7 @@ def with_masks(calls: Sequence[ModuleCall]) -> Iterator[ModuleCall]:
             yield replace(call, tables={**call.tables, name: mask})
 
 
-def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:
+def inputs_in(signature: inspect.Signature) -> list[inspect.Parameter]:
     """The parameters that are inputs: those called query, key and value, or else those by position that are required.
 
     Raises:
