@@ -18,6 +18,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     SQUARES,
     WINDOWS,
     Size,
+    compared,
     size_of,
 )
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, constructor
@@ -34,6 +35,8 @@ GUESSES = (Size.NOTHING, Size.WIDTH, Size.HEADS, Size.FLAG)
 OF_A_HEAD = {"d", "k", "v", "q", "head", "key", "keys", "value", "values", "query", "queries"}
 WIDTHS = {"dim", "size", "width", "features", "channels", "units", "embed", "embd", "emb", "d", "hidden", "model", "c"}
 """Words in the names of widths: of one head perhaps, and of any."""
+RANKS = {"rank", "latent"}
+"""Words in the names of widths of what is projected twice; as wide as the inputs, one of both can be the identity."""
 OF_WINDOWS = {"window", "resolution"}
 """Words in the names of the sides of windows and images."""
 OF_MODES = {"self", "cross", "encoder"}
@@ -76,14 +79,15 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
     parameters = [p for p in of_constructor(kind).parameters.values() if not is_variadic(p)]
     in_file = sizes_in_file(kind)
     groups = own_names({"num_kv_heads": Option(GROUPS)}, {p.name for p in parameters})
-    choices = {p.name: possible for p in parameters if (possible := _choices(p))}
+    texts = {p.name: text for p in parameters if required(p) and isinstance(text := compared(kind, p.name), str)}
+    choices = {p.name: possible for p in parameters if p.name not in texts and (possible := _choices(p))}
     for chosen in product(*choices.values()):
         sizes = dict(zip(choices, chosen, strict=True))
         counted = {*sizes.values(), *in_file.values()}
         if Size.WIDTH in counted | ({Size.WIDTH} if Size.HEAD_WIDTH in counted and not in_file else set()):
             others = {n: s for n, s in in_file.items() if s not in sizes.values()}
             guessed = tuple(n for n, possible in choices.items() if possible is GUESSES and sizes[n] in GUESSES[1:3])
-            made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed)
+            made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed, options=texts)
             yield replace(made, tokens=SQUARE) if counted & {*SQUARES} else made
 
 
@@ -110,7 +114,7 @@ def _choices(parameter: Parameter) -> tuple[Size, ...]:
         return (Size.TURNS, *ROTATIONS[:2]) if words & {"freqs", "cis"} else ROTATIONS
     if "head" in words or "heads" in words:
         return Size.HEADS, Size.HEAD_WIDTH
-    if words & WIDTHS:
+    if words & WIDTHS or words & RANKS:
         return (Size.WIDTH,)
     if parameter.annotation in (bool, "bool") or "causal" in words:
         return (Size.FLAG,)

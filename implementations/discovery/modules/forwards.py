@@ -311,12 +311,14 @@ def _is_context(name: str) -> bool:
     return _is_input(name) and bool(words & OF_KEYS or {"key", "value"} <= words or role(name) == "key")
 
 
-def with_masks(calls: Sequence[ModuleCall]) -> Iterator[ModuleCall]:
-    """The calls with a mask in each, for a module whose mask may be left out as it is called, but has to be given."""
-    for call, mask in product(calls, MASKS):
-        name = call.options.named.spelled.get("bool_mask", "")
-        if name and name not in call.tables:
-            yield replace(call, tables={**call.tables, name: mask})
+def with_needed(calls: Sequence[ModuleCall]) -> Iterator[ModuleCall]:
+    """The calls with a mask, or with positions, for a module that needs them, though they may be left out."""
+    several = [combination for combination in product((None, Neutral.PLACES), (None, *MASKS)) if any(combination)]
+    for call, given in product(calls, sorted(several, key=lambda each: None not in each)):
+        own = [call.options.named.spelled.get(option, "") for option in ("query_positions", "bool_mask")]
+        tables = {name: each for name, each in zip(own, given, strict=True) if each is not None}
+        if "" not in tables and not {*tables} & {*call.tables}:
+            yield replace(call, tables={**call.tables, **tables})
 
 
 def inputs_in(signature: inspect.Signature) -> list[inspect.Parameter]:
