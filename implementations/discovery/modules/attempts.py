@@ -109,7 +109,7 @@ def _choices(parameter: Parameter) -> tuple[Size, ...]:
     if not required(parameter):
         return ()
     if words & OF_WINDOWS:
-        return WINDOWS
+        return (*WINDOWS, Size.LENGTH)
     if words & ROTARY:
         return (Size.TURNS, *ROTATIONS[:2]) if words & {"freqs", "cis"} else ROTATIONS
     if "head" in words or "heads" in words:

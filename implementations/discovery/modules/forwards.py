@@ -62,8 +62,8 @@ LISTED = (INPUTS, ("query", "value", "key"), ("value", "key", "query"))
 MOST_TABLES = 200
 """Combinations of what is given so that it changes nothing."""
 SPATIAL: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
-    1: lambda x: x.transpose(1, 2),
-    2: lambda x: x.transpose(1, 2).unsqueeze(-1),
+    1: lambda x: x.transpose(1, 2).contiguous(),
+    2: lambda x: x.transpose(1, 2).unsqueeze(-1).contiguous(),
     3: lambda x: x.unsqueeze(2),
 }
 """An input (B, L, E) in the layouts of `ModuleCall.spatial`."""

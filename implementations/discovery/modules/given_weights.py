@@ -25,6 +25,8 @@ ROLE = r"(?:q|k|v|o|0|out|output|qkv|kv|concat|query|key|value|queries|keys|valu
 HOLDER = r"(?:w|b|bias|weights?|kernel|proj|projection)"
 WEIGHT = re.compile(rf"^(?:{HOLDER}_?{ROLE}|{ROLE}_?{HOLDER}|{HOLDER}_{ROLE}_?{HOLDER}?)$", re.IGNORECASE)
 """Names of arguments that are weights or biases."""
+OF_LAYER = re.compile(r"^(\w+)_(w|b|weight|bias|kernel)$", re.IGNORECASE)
+"""Names of the weight or the bias of a layer."""
 OF_BLOCK = re.compile(r"^(?:[a-z]*_?\d+_|(?:attn|attention|mha|self_attn)_)", re.IGNORECASE)
 """What a key may state before that: the number of a block, or that it is of attention."""
 WHOLE = {"params", "parameters", "weights", "p", "w", "theta", "state_dict"}
@@ -48,8 +50,22 @@ class Axes(StrEnum):
     ALL_HEADS_FIRST = "(H, E, d), of the output (H, d, E)"
 
 
+def layer_of(name: str) -> str:
+    """The roles of the layer whose weight or bias has this name, such as c_attn_w; nothing where there is none."""
+    found = OF_LAYER.match(name)
+    return LAYERS.get(found[1].lower(), "") if found else ""
+
+
+def path_of(name: str) -> str:
+    """Where the weight of this name lies in a module: that of a layer in one of its name."""
+    found = None if WEIGHT.match(name) else OF_LAYER.match(name)
+    return f"{found[1]}.{found[2]}" if found and layer_of(name) else name
+
+
 def roles_in(name: str) -> str:
     """The roles that the name of a weight states."""
+    if not WEIGHT.match(name) and (roles := layer_of(name)):
+        return roles
     word = re.sub(rf"^{HOLDER}_?(?={ROLE})|_?{HOLDER}$", "", name, count=1, flags=re.IGNORECASE).lower().strip("_")
     return word if word in ("qkv", "kv") else word[:1]
 
@@ -88,7 +104,7 @@ class Weights:
 
 def is_given(parameter: inspect.Parameter) -> bool:
     """Whether a parameter has to be given and is, by its name, a weight or a bias."""
-    return required(parameter) and WEIGHT.match(parameter.name) is not None
+    return required(parameter) and (WEIGHT.match(parameter.name) is not None or bool(layer_of(parameter.name)))
 
 
 def width_in(given: Mapping[str, Any]) -> int:

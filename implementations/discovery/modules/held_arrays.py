@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -70,7 +71,7 @@ def plain_class(kind: type) -> type[nn.Module] | None:
     def made(**given: Any) -> Held:
         arrays = {name: Weights(width_in(given)).named(name) for name in weights}
         own = {name: each for name, each in given.items() if name not in added}
-        made = kind(**own, **arrays, **{name: random_key() for name in drawn})
+        made = _drawn(partial(kind, **own, **arrays), drawn)
         places = _weights(dict(_arrays(made, "", DEEPEST)))
         if not places:
             raise ValueError("it has no weights")
@@ -87,6 +88,16 @@ def plain_class(kind: type) -> type[nn.Module] | None:
     called = method.replace(parameters=list(method.parameters.values())[1:])
     mirror = cast("type[nn.Module]", mirror_class(kind, made, _signature(shown), called))
     return mirror if _can_be_built(mirror, shown) else None
+
+
+def _drawn(build: Callable[..., Any], drawn: Sequence[str]) -> Any:
+    """What is built with the first source of random numbers that it takes, if it needs any."""
+    sources = (random_key, lambda: np.random.default_rng(0), lambda: np.random.RandomState(0))
+    for source in sources if drawn else ():
+        outcome = safe_call(lambda: build(**{name: source() for name in drawn}))  # noqa: B023  # called at once
+        if not outcome.error:
+            return outcome.value
+    return build(**{name: random_key() for name in drawn})
 
 
 def _signature(parameters: Sequence[inspect.Parameter]) -> inspect.Signature:

@@ -157,6 +157,8 @@ def neutrals(name: str) -> tuple[Neutral, ...]:
         return Neutral.ZERO, Neutral.NONE, Neutral.FALSE
     if "bias" in words:
         return (*OF_SCORES, Neutral.NONE)
+    if {"position", "embeddings"} <= words:
+        return Neutral.SAMPLE_COSINES_SINES, Neutral.COSINES_SINES, *PLACED, Neutral.NONE
     if words & POSITION_WORDS and not words & ROTARY_WORDS:
         return (*PLACED, *TABLES, Neutral.NONE)
     if words & TABLE_WORDS:

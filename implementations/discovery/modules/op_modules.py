@@ -23,7 +23,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
 )
 from attention_conformance.implementations.discovery.modules.held_arrays import arrays_in, method_of
 from attention_conformance.implementations.discovery.probe import parts_of
-from attention_conformance.implementations.discovery.signatures import is_variadic, positional, required
+from attention_conformance.implementations.discovery.signatures import is_variadic, positional, required, role
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS
 
 WIDTHS = ("dim", "d_k", "d_head", "dim_head", "head_dim", "d_model")
@@ -41,9 +41,10 @@ def as_function(kind: type) -> Callable[..., Any] | None:
     name = "forward" if issubclass(kind, nn.Module) else method_of(kind)
     method: Any = getattr(kind, name, None)
     undefined = method is nn.Module.forward or not inspect.isfunction(method)
-    inputs = 0 if undefined else len(positional(inspect.signature(method))) - 1
+    inputs = [] if undefined else positional(inspect.signature(method))[1:]
     if not inputs:
         return None
+    alone = len(inputs) == 1 or (role(inputs[0].name) is None and not required(inputs[1]))
     with torch.random.fork_rng(devices=[]):
         made = safe_call(lambda: _built(kind, 8, 2)).value
     if made is None or _holds_parameters(made):
@@ -51,17 +52,17 @@ def as_function(kind: type) -> Callable[..., Any] | None:
     build = cache(lambda width, heads: _built(kind, width, heads))
     parameters = list(inspect.signature(method).parameters.values())[1:]
     heads = next((p.name for p in inspect.signature(kind).parameters.values() if _counts_heads(p)), "")
-    merged = bool(heads) and inputs > 2 and not _takes_heads(_called(made, name))
+    merged = bool(heads) and len(inputs) > 2 and not alone and not _takes_heads(_called(made, name))
 
     def call(first: Any, *others: Any, **options: Any) -> Any:
-        count = options.pop(heads) if heads and (merged or inputs == 1) else first.shape[1]
+        count = options.pop(heads) if heads and (merged or alone) else first.shape[1]
         made = build(first.shape[-1] // count if merged else first.shape[-1], count)
         return _called(made, name)(first, *others, **options)
 
     named = cast(Any, update_wrapper(call, kind, assigned=("__name__", "__module__", "__doc__"), updated=()))
     if merged:
         parameters.append(inspect.Parameter(heads, inspect.Parameter.KEYWORD_ONLY))
-    elif heads and inputs == 1:
+    elif heads and alone:
         parameters.insert(1, inspect.Parameter(heads, inspect.Parameter.POSITIONAL_OR_KEYWORD))
     named.__signature__ = inspect.Signature(parameters)  # what inspect.signature reads
     return cast(Callable[..., Any], named)

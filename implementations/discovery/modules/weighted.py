@@ -34,6 +34,7 @@ from attention_conformance.implementations.discovery.modules.given_weights impor
     is_given,
     layers_of,
     nested,
+    path_of,
     roles_in,
 )
 from attention_conformance.implementations.discovery.modules.held_arrays import SIZES, framework_of
@@ -47,6 +48,8 @@ MOST = 24
 TOKENS = 5
 NUMBERS = {"i", "idx", "index", "id", "number", "num", "no"}
 """Words in the name of the number of a layer."""
+NUMERIC = (inspect.Parameter.empty, int, float, "int", "float")
+"""Annotations of what is a number."""
 Told = Callable[[int, int, Sequence[int]], object]
 """What a parameter is given, from the width, the heads and the shape of an input."""
 
@@ -85,6 +88,8 @@ class Weighted:
         if self.settings:
             given[self.settings] = settings_of(self.function, self.settings, width, heads, lenient=True)
         sizes = {name: value_of(size, width, heads) for name, size in self.globals.items()}
+        own = {path_of(p.name): p.name for p in self.weights}
+        arrays = {own.get(path, path): array for path, array in arrays.items()}
         with Globals(variables_of(self.function), sizes):
             return self.function(**bound, **options, **nested(arrays), **given)
 
@@ -147,7 +152,7 @@ def weighted_function(function: Any) -> type[nn.Module] | None:
         given = next(islice(parts.tried(weights), found.number, None))
         if parts.layers:  # a call makes whatever is looked up
             parts.first_answer(weights, given)
-        flat = flattened(given)
+        flat = {path_of(path): each for path, each in flattened(given).items()} if parts.weights else flattened(given)
         arrays = {path: each for path, each in flat.items() if path not in found.sizes}
         sizes = {path: each for path, each in flat.items() if path in found.sizes}
 
@@ -186,7 +191,7 @@ def _parts(function: Any) -> Weighted | None:
 def _told(parameter: inspect.Parameter) -> Told | None:
     """What it is given; None where it is something else."""
     size, name = size_of(parameter.name), parameter.name
-    if not required(parameter) or role(name) is not None:
+    if not required(parameter) or role(name) is not None or parameter.annotation not in NUMERIC:
         return None
     if name in OPTIONS["scale"].parameters:
         return lambda width, heads, shape: (width // heads) ** -0.5

@@ -88,6 +88,19 @@ class f(nn.Module):
         assert attention_mask is not None
         return self.o_proj(((s + attention_mask).softmax(-1) @ v).transpose(1, 2).flatten(2))
 """
+DRAWN = """
+class f:
+    def __init__(self, embed_dim, n_heads, rng):
+        self.h = n_heads
+        self.params = {{name: rng.normal(0, 1, (embed_dim, embed_dim)) for name in ("Wq", "Wk", "Wv", "Wo")}}
+
+    def __call__(self, x):
+        q, k, v = (np.stack(np.split(x @ self.params[name], self.h, -1), -3) for name in ("Wq", "Wk", "Wv"))
+        s = q @ k.swapaxes(-1, -2) / math.sqrt({width})
+        p = np.exp(s - s.max(-1, keepdims=True))
+        heads = np.moveaxis(p / p.sum(-1, keepdims=True) @ v, -3, 0)
+        return np.concatenate([*heads], -1) @ self.params["Wo"]
+"""
 SEVERAL = """
 class f(nn.Module):
     def __init__(self, n_embd, n_head):
@@ -113,6 +126,7 @@ EACH = {
     "settings": OF_SETTINGS,
     "text": OF_TEXTS,
     "positions": OF_POSITIONS,
+    "drawn": DRAWN,
     "several": SEVERAL,
 }
 

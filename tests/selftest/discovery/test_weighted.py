@@ -42,6 +42,13 @@ FORMS = {
     q, k, v = np.split(x @ w + b, 3, -1)
     return attend(q, k, v, config.n_head, {width}) @ w_o + b_o""",
     ),
+    "weights of layers": (
+        "d_model: int, n_head: int, c_attn_w, c_attn_b, c_proj_w, c_proj_b, in_features: np.ndarray",
+        """
+    x = in_features
+    q, k, v = np.split(x @ c_attn_w + c_attn_b, 3, -1)
+    return attend(q, k, v, n_head, {width}) @ c_proj_w + c_proj_b""",
+    ),
     "axis of heads": (
         "x, w_q, w_k, w_v, w_o",
         """
@@ -66,7 +73,12 @@ def text(form: str, width: str) -> str:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_in_other_forms(make: Make, form: str) -> None:
-    heads = {"with sizes": "h", "names of layers": "n_heads", "lists": "config.n_head"}.get(form, "N_HEADS")
+    heads = {
+        "with sizes": "h",
+        "names of layers": "n_heads",
+        "lists": "config.n_head",
+        "weights of layers": "n_head",
+    }.get(form, "N_HEADS")
     width = WIDTHS.get(form, f"(x.shape[-1] // {heads})")
     assert_conforms(make(text(form, width)), "float64")
 
