@@ -53,12 +53,14 @@ class Polarity(StrEnum):
 
 
 class SoftmaxPrecision(StrEnum):
-    """The precision of the softmax for float64 input."""
+    """The precision of the softmax, and to what each of its weights is exact."""
 
     WORKING = "working"
     """That of the input, and float32 for half types: the specification's default."""
     FLOAT32 = "float32"
     """float32 at most, whatever the input."""
+    ROW = "row"
+    """That of the input, and each weight to the largest that its row may have, 1, as in a running mean."""
 
 
 class GroupOrder(StrEnum):

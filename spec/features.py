@@ -165,6 +165,10 @@ class Feature(StrEnum):
     """Answers while no gradients are recorded."""
     DOUBLE_BACKWARD = "double-backward"
     """Its gradients are differentiable."""
+    LOG_SUM_EXP_GRADIENT = "log-sum-exp-gradient"
+    """Its log-sum-exp is differentiable."""
+    AS_BUILT = "as-built"
+    """Has parts that no equation describes, such as gates and tables, and can be called with them in place."""
     LINEAR_MEMORY = "linear-memory"
     """Needs memory linear in the lengths, beyond masks."""
 

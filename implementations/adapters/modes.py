@@ -72,6 +72,8 @@ def op_modes(function: Callable[..., Answer], *wanted: Feature, backend: str = B
         for mode, hows in transforms.items()
     }
     modes[Feature.DOUBLE_BACKWARD] = torch_op(function, twice=True, **options)
+    if Feature.LOG_SUM_EXP_GRADIENT in wanted:
+        modes[Feature.LOG_SUM_EXP_GRADIENT] = torch_op(function, of_log=True, **options)
     return {mode: run for mode, run in modes.items() if not wanted or mode in wanted}
 
 

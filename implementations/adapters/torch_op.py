@@ -43,6 +43,7 @@ class TorchOp:
         context: entered around each forward call, to choose a kernel for instance.
         reused: the tensors of the last call of the same shapes are filled anew and passed again, not new ones.
         twice: gradients are differentiated again, see `second_products`.
+        of_log: gradients are those of the log-sum-exp too, times the cotangent's first component.
     """
 
     function: Callable[..., Answer]
@@ -53,6 +54,7 @@ class TorchOp:
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     reused: bool = False
     twice: bool = False
+    of_log: bool = False
     arena: Tensors = field(default_factory=dict, init=False)
 
     def __call__(self, problem: Problem, device: str) -> Result:
@@ -65,17 +67,30 @@ class TorchOp:
                 before = forms(given)
                 answer = self.function(*inputs_of(given), **self._options(problem, given))
                 disturbed = differing(before, forms(given))
-            gradients = {} if problem.cotangent is None else _gradients(problem, given, output_of(answer), self.twice)
+            gradients = {} if problem.cotangent is None else self._gradients(problem, given, answer)
             return result_of(answer, self.extras, to_array, gradients=gradients, disturbed=disturbed)
 
     def native(self, problem: Problem, device: str) -> Native:
-        """The function's own call; second derivatives have none."""
-        if self.twice:
+        """The function's own call; second derivatives, and those of the log-sum-exp, have none."""
+        if self.twice or self.of_log:
             return indirect(self, problem, device)
         given = tensors(problem, device)
         forward = bound(self.function, *inputs_of(given), **self._options(problem, given))
         leaves = {name: given[name] for name in problem.needs}
         return native_call(forward, problem, given, leaves, self.context, self.extras)
+
+    def _gradients(self, problem: Problem, given: Tensors, answer: Answer) -> dict[str, Array]:
+        leaves, cotangent = {name: given[name] for name in problem.needs}, given["cotangent"]
+        if self.of_log:
+            log = answer[1 + self.extras.index("log_sum_exp")]
+            if not log.requires_grad:
+                raise ValueError("its log-sum-exp has no gradient")
+            loss = (answer[0] * cotangent).sum() + (log * cotangent[..., 0]).sum()
+            return gradients_of(loss, leaves, torch.ones_like(loss))
+        if not self.twice:
+            return gradients_of(output_of(answer), leaves, cotangent)
+        directions = {name: to_tensor(array, str(cotangent.device)) for name, array in problem.direction().items()}
+        return second_products(output_of(answer), leaves, directions, cotangent)
 
     def _options(self, problem: Problem, given: Tensors) -> dict[str, Any]:
         return op_options(problem, given, self.polarity, self.implied)
@@ -83,14 +98,6 @@ class TorchOp:
 
 torch_op = TorchOp
 """The name by which adapters call it."""
-
-
-def _gradients(problem: Problem, given: Tensors, output: torch.Tensor, twice: bool) -> dict[str, Array]:
-    leaves = {name: given[name] for name in problem.needs}
-    if not twice:
-        return gradients_of(output, leaves, given["cotangent"])
-    directions = {name: to_tensor(array, str(output.device)) for name, array in problem.direction().items()}
-    return second_products(output, leaves, directions, given["cotangent"])
 
 
 def _refilled(arena: Tensors, given: Tensors) -> Tensors:

@@ -23,6 +23,8 @@ MODES = frozenset(
         Feature.EXPORTED,
         Feature.NO_GRAD,
         Feature.DOUBLE_BACKWARD,
+        Feature.LOG_SUM_EXP_GRADIENT,
+        Feature.AS_BUILT,
     }
 )
 """Features that are runs of their own: a state of the module, or a transform of the call."""

@@ -7,14 +7,26 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from attention_conformance.implementations.adapters.as_built import AsBuilt
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
+from attention_conformance.implementations.adapters.torch_module import torch_module
+from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.extended_layers import UnbatchedLayer
-from attention_conformance.implementations.builtin.stepwise.layer import Layer
+from attention_conformance.implementations.builtin.stepwise.layer import LAYER_PLACES, Layer, call_layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
-from attention_conformance.implementations.defects.breaking import CRASH, LEAK, PRECISION, STATE, breaks, breaks_layer
-from attention_conformance.spec.features import Feature
+from attention_conformance.implementations.defects.breaking import (
+    CRASH,
+    LEAK,
+    PRECISION,
+    STATE,
+    breaks,
+    breaks_built,
+    breaks_layer,
+)
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.problem import Problem
 
 MODES = frozenset(MHA_FEATURES | {Feature.EVALUATION})
 SAVED = (Feature.SAVED,)
@@ -162,6 +174,51 @@ class MaskOfTheFirstHeadShared(UnbatchedLayer):
     def batched(self, masks: dict[str, Any]) -> dict[str, Any]:
         shared = {n: m[:1] for n, m in masks.items() if n == "attn_mask" and m.ndim == 3}
         return super().batched(masks | shared)
+
+
+class Gated(Layer):
+    """As it is built, a gate for each token and head multiplies the output of the head."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.gate = nn.Linear(self.q.in_features, self.num_heads)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        """(B, L, width) in and out."""
+        q, k, v = (self.split(x) for x in self.projected(query, key, value))
+        return self.output(self.merge(self.attend(q, k, v, **options) * self.opened(self.gate(query))))
+
+    def opened(self, logits: Tensor) -> Tensor:
+        """(B, H, L, 1) of logits (B, L, H)."""
+        return logits.sigmoid().transpose(1, 2)[..., None]
+
+
+def _gated(kind: type[Gated], name: str) -> Implementation:
+    """The layer, which has gates as it is built alone."""
+    return Implementation(
+        name,
+        Claims(Scope.MODULE, MHA_FEATURES | {Feature.AS_BUILT}),
+        torch_module(Layer, call_layer, LAYER_PLACES),
+        modes={Feature.AS_BUILT: AsBuilt(kind, call_layer, unordered=True)},
+    )
+
+
+@breaks_built("modules.as-built", holds=("modules.one-head", "projections.query"))
+def gates_of_heads_taken_for_tokens(name: str) -> Implementation:
+    class Reshaped(Gated):
+        def opened(self, logits: Tensor) -> Tensor:
+            return logits.sigmoid().reshape(len(logits), self.num_heads, -1, 1)
+
+    return _gated(Reshaped, name)
+
+
+@breaks_built("modules.as-built", holds=("modules.one-head", "relations.batch"), severity=LEAK)
+def gates_centred_over_the_batch(name: str) -> Implementation:
+    class Centred(Gated):
+        def opened(self, logits: Tensor) -> Tensor:
+            return super().opened(logits - logits.mean(0))
+
+    return _gated(Centred, name)
 
 
 @breaks("modules.one-head", holds=("scores.scale-default", "masks.bool"))

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps, log_sum_exp
-from attention_conformance.implementations.defects.breaking import NAN, breaks
+from attention_conformance.implementations.defects.breaking import GRADIENT, NAN, breaks
+from attention_conformance.spec.features import Feature
 
 
 @breaks("softmax.weights", "masks.zero-weight", extras=("weights",), holds=("masks.bool",))
@@ -37,6 +38,43 @@ def weights_of_the_first_head(query: Tensor, key: Tensor, value: Tensor, **optio
 def weights_summed_over_heads(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, weights, _ = Steps().answer(query, key, value, **options)
     return output, weights.sum(1)
+
+
+class _Noted(torch.autograd.Function):
+    """A number whose gradient goes nowhere, though it has one."""
+
+    @staticmethod
+    def forward(ctx: Any, number: Tensor) -> Tensor:
+        return number.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return torch.zeros_like(gradients[0])
+
+
+@breaks(
+    "returned.log-sum-exp-gradient",
+    extras=("log_sum_exp",),
+    modes=(Feature.LOG_SUM_EXP_GRADIENT,),
+    holds=("softmax.log-sum-exp", "gradients.query", "gradients.key"),
+    severity=GRADIENT,
+)
+def gradient_of_the_logarithm_left_out(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    output, _, log = Steps().answer(query, key, value, **options)
+    return output, _Noted.apply(log)  # type: ignore[no-untyped-call]
+
+
+@breaks(
+    "returned.log-sum-exp-gradient",
+    extras=("log_sum_exp",),
+    modes=(Feature.LOG_SUM_EXP_GRADIENT,),
+    holds=("softmax.log-sum-exp", "gradients.query", "gradients.key"),
+    severity=GRADIENT,
+)
+def gradient_of_the_logarithm_for_queries_alone(
+    query: Tensor, key: Tensor, value: Tensor, **options: Any
+) -> tuple[Tensor, ...]:
+    return Steps()(query, key, value, **options), Steps().answer(query, key.detach(), value, **options)[2]
 
 
 @breaks("softmax.log-sum-exp", "relations.merge", step="log_sum_exp", holds=("softmax.weights",))

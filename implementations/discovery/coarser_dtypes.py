@@ -14,7 +14,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import Floats
-from attention_conformance.spec.conventions import ProductPrecision
+from attention_conformance.spec.conventions import ProductPrecision, SoftmaxPrecision
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import Premises
@@ -26,20 +26,58 @@ BENDING, ROUNDING = 1e-10, 1e-5
 """Second differences between which float32 is seen, as shares of the output: float64 bends less."""
 EXACT = 1e-13
 """How far float64 may be from float64 that was computed in another order, as a share of the largest element."""
+STEEP, HUGE = 60.0, 2.0**20 + 1.0 / 3.0
+"""A score beside zeros, and a value beside thirds: their product with the weights e^-60 is nothing."""
 KEY, OF_THE_SOFTMAX = "product-precision", "softmax-precision"
 
 
 def with_precision(check: ClaimCheck, claims: Claims, settings: Mapping[str, str]) -> tuple[Claims, tuple[str, ...]]:
-    """The claims with `product-precision=float32` where that is seen in float64 and nothing is stated, and a note."""
-    if (
-        {KEY, OF_THE_SOFTMAX} & settings.keys()
-        or "float64" not in claims.dtypes
-        or not (_in_float32(check) or _scale_in_float32(check))
-    ):
+    """The claims with a coarser precision where that is seen and nothing is stated, and a note."""
+    if {KEY, OF_THE_SOFTMAX} & settings.keys():
+        return claims, ()
+    if _is_running_mean(check):
+        conventions = claims.conventions.claiming({OF_THE_SOFTMAX: str(SoftmaxPrecision.ROW)})
+        note = f"each weight is exact to 1, not to its own size, as in a running mean ({OF_THE_SOFTMAX}=row)"
+        return replace(claims, conventions=conventions), (note,)
+    if "float64" not in claims.dtypes or not (_in_float32(check) or _scale_in_float32(check)):
         return claims, ()
     conventions = claims.conventions.claiming({KEY: str(ProductPrecision.FLOAT32)})
     note = f"computes in float32 for inputs in float64 ({KEY}={ProductPrecision.FLOAT32})"
     return replace(claims, conventions=conventions), (note,)
+
+
+def _is_running_mean(check: ClaimCheck) -> bool:
+    """Whether a huge value of next to no weight is lost with its digits where it comes first or last, and not both.
+
+    A mean of equal values is exact then, which sums of weighted values seldom are.
+    """
+    fitted = fit(PLAIN.sized(key_length=6, query_length=6), check.claims)
+    if isinstance(fitted, Unsupported) or check.claims.scope is not Scope.OP:
+        return False
+    problem = build(fitted, check.dtype).forward_only()
+    query, key, value = (np.asarray(x) for x in (problem.query, problem.key, problem.value))
+    if query.dtype not in (np.float32, np.float64):
+        return False
+    unit, small = float(np.finfo(query.dtype).eps), np.full_like(value, 1.0 / 3.0)
+    level = np.zeros_like(key)
+    aligned = {"query": np.ones_like(query), "value": small}
+    errors = []
+    for huge, heavy in ((0, -1), (-1, 0)):
+        raised, mixed = level.copy(), small.copy()
+        raised[..., heavy, :], mixed[..., huge, :] = STEEP / query.shape[-1] ** 0.5, HUGE
+        errors.append(_last_row(check, problem.with_arrays({**aligned, "key": raised, "value": mixed})))
+    equal = _last_row(check, problem.with_arrays({"value": small}))
+    off = sorted(float(np.abs(each - 1.0 / 3.0).max()) for each in errors if each is not None)
+    if equal is None or len(off) < len(errors):
+        return False
+    exact = bool((equal == small[..., -1, :]).all())
+    return exact and off[0] <= unit and 100.0 * unit < off[1] <= 4.0 * unit * HUGE
+
+
+def _last_row(check: ClaimCheck, problem: Problem) -> Floats | None:
+    """The output for the last query, which sees all keys whatever is hidden from others."""
+    output = safe_call(partial(_output, check, problem)).value
+    return None if output is None or output.shape[:-1] != problem.query.shape[:-1] else output[..., -1, :]
 
 
 def _in_float32(check: ClaimCheck) -> bool:

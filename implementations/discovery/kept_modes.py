@@ -24,13 +24,16 @@ def promised_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Mode
 
 
 def function_modes(modes: Callable[..., Modes], check: ClaimCheck) -> Modes:
-    """Autocast and vmap, if nothing raises in them: no function promises these, so that there is no note on an error.
+    """Autocast, vmap and the gradient of a log-sum-exp that has one, if nothing raises in them: no name promises these.
 
     Args:
         modes: `op_modes` of the function, without those that are wanted.
         check: its claims.
     """
-    return _without_raising(modes(Feature.AUTOCAST, Feature.VMAP), partial(_any_error, check))[0]
+    kept = _without_raising(modes(Feature.AUTOCAST, Feature.VMAP), partial(_any_error, check))[0]
+    logs = {Feature.LOG_SUM_EXP, Feature.GRADIENTS} <= check.claims.features
+    wanted = modes(Feature.LOG_SUM_EXP_GRADIENT) if logs else {}
+    return kept | _without_raising(wanted, partial(check.error_of, gradients=True))[0]
 
 
 def own_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, list[str]]:

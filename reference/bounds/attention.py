@@ -5,7 +5,7 @@ The derivation is in `bounds.md` next to this file; the names below are its symb
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +15,7 @@ from attention_conformance.reference.bounds.extensions import (
     capped_bound,
     dequantised_bounds,
     multiplied_bounds,
+    row_error,
     weight_roundings,
 )
 from attention_conformance.reference.bounds.gate_bounds import gated_bound
@@ -118,8 +119,11 @@ def forward_bounds(problem: Problem, trace: Trace, precision: Precision) -> Forw
     query, key, value = multiplied_bounds(trace, inputs, precision)
     products = product_bound(trace, query, key, precision)
     scores = score_bound(trace, products, precision)
-    shift = softmax_shift(trace, scores)
-    local = local_error(trace, precision)
+    shift, local = softmax_shift(trace, scores), local_error(trace, precision)
+    if np.any(precision.row):
+        off = row_error(trace, precision)
+        shift = replace(shift, gain=np.maximum(shift.gain, off))
+        local = local + np.divide(off, shift.largest, out=np.zeros_like(off), where=shift.largest > 0.0)
     mixed = _mixed_bound(trace, shift, local, value, precision, merges=_merges(problem))
     heads = gated_bound(trace, trace.mixed, mixed, precision)
     output = heads if problem.scope is Scope.OP else _output_bound(problem, trace, heads, precision)

@@ -160,3 +160,15 @@ def dropped_bound(trace: Trace, weights: Floats, precision: Precision) -> Floats
         return weights
     rounded = weight_roundings(trace, precision) * (np.where(np.isnan(trace.weights), 0.0, trace.weights) + weights)
     return np.asarray(trace.kept * (weights + rounded))
+
+
+def row_error(trace: Trace, precision: Precision) -> Floats:
+    """By how much each weight may be off, whatever its size, where the mean of the values so far moves key by key.
+
+    A step o + (v - o) c has four roundings at the size of the largest value, and c is made of logarithms as large as
+    the row's; the steps after it only make it less.
+    """
+    steps = 4.0 * trace.weights.shape[-1]
+    logs = 1.0 + np.abs(trace.finite_lse) + np.abs(trace.top)
+    off = gamma(min(steps, 4.0 * steps**0.5) * precision.row) * logs
+    return np.asarray(np.minimum(off, 1.0) * trace.seen.allowed)

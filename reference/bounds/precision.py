@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_conformance.spec.conventions import ProductPrecision, SoftmaxPrecision
+from attention_conformance.spec.conventions import Conventions, ProductPrecision, SoftmaxPrecision
 from attention_conformance.spec.problem import DTYPES
 
 Roundoff: TypeAlias = float | NDArray[np.float64]
@@ -35,6 +35,8 @@ class Precision:
         softmax: unit roundoff of scores, exponentials and weights.
         angle: unit roundoff of the angles of rotary embeddings, which are float32's in most implementations.
         floor: below this a stored number loses relative precision, or is flushed to zero.
+        row: unit roundoff of each step by which the mean of the values so far moves, whatever the weight; 0: none is
+            worked out so.
     """
 
     dtype: str
@@ -43,6 +45,7 @@ class Precision:
     softmax: Roundoff
     angle: Roundoff
     floor: Roundoff
+    row: Roundoff = 0.0
 
     @property
     def widest(self) -> Roundoff:
@@ -110,9 +113,10 @@ OPERANDS = {
 """Unit roundoffs of the operands of products, each with the exponents of float32."""
 
 
-def operands_exact(dtype: str, products: ProductPrecision) -> bool:
-    """Whether the operands of products keep the numbers of a dtype, so that a weight of 1 copies a value."""
-    return OPERANDS[products] <= unit_roundoff(dtype)
+def operands_exact(dtype: str, conventions: Conventions) -> bool:
+    """Whether the operands of products keep the numbers of a dtype, and a weight of 1 copies a value."""
+    copies = conventions.softmax_precision is not SoftmaxPrecision.ROW
+    return copies and OPERANDS[conventions.product_precision] <= unit_roundoff(dtype)
 
 
 @cache
@@ -141,6 +145,7 @@ def precision(
         softmax=inner + reference,
         angle=single + reference,
         floor=_floor(dtype if inner == own else "float32"),
+        row=accumulator + reference if softmax is SoftmaxPrecision.ROW else 0.0,
     )
 
 

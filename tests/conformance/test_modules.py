@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
@@ -11,14 +13,21 @@ from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, 
 from attention_conformance.spec.conventions import EmptyRow
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.problem import DTYPES, Problem
+from attention_conformance.spec.problem import DTYPES, Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
+from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.relations import changed
 
 STATES = ("float64", "float32", "bfloat16")
 """Dtypes in which states and transforms are checked: their mistakes are seldom of the precision."""
 ONE = ("float32",)
 """The dtype in which compilers and mixed precision are checked, because they take long or start from it."""
+WIDE = "float64"
+"""The dtype in which relations of whole modules are checked."""
+INPUTS = ("query", "key", "value")
+STEPS = (2.0**-20, 2.0**-6)
+"""Steps along a direction: a small one for what bends, a large one for what is computed in float32 inside."""
 NO_MASK, ALL_SHARE, EACH_HEAD = "without a mask", "with a mask that all share", "with a mask for each head"
 PLAIN = Case(seed=301)
 MASKED = Case(seed=302, mask=MaskKind.BOOL).sized(d_v=4)
@@ -209,6 +218,59 @@ def test_double_backward(judge: Judge) -> None:
         expected, context = second_order(problem, judge.conventions), f"gradients of gradients, {kind}"
         for how, result in _answers(judge, Feature.DOUBLE_BACKWARD, case, problem, context):
             _compare(judge, case, result, expected, expected, how)
+
+
+@clause("modules.as-built", dtypes=("float64", "float32"), anywhere=True)
+def test_as_built(judge: Judge) -> None:
+    """In float64, where rounding is far below what a mistake changes; a deviation is measured by coarser inputs."""
+    plain = Case(seed=315).sized(batch=3, query_length=6, key_length=6)
+    for case in judge.cases(plain, replace(plain, seed=316, causal=True)):
+        problem = build(case, WIDE).forward_only()
+        answers = _answers(judge, Feature.AS_BUILT, case, problem, "with all its parts")
+        coarse = _answers(judge, Feature.AS_BUILT, case, _coarse(problem), "with all its parts")
+        if not answers or not coarse:
+            continue
+        whole = answers[0][1].output
+        moved = np.full(whole.shape, np.abs(whole - coarse[0][1].output).max())
+        for how, result in answers[1:]:
+            judge.record(case, compare("output", result.output, Expected(whole, moved), WIDE), how)
+        if Feature.GRADIENTS in judge.claims:
+            _assert_slopes(judge, case)
+
+
+def _coarse(problem: Problem) -> Problem:
+    """The problem with inputs that are rounded to float16."""
+    return changed(problem, **dict.fromkeys(INPUTS, lambda array: array.astype(np.float16)))
+
+
+def _assert_slopes(judge: Judge, case: Case) -> None:
+    """Along one direction, the gradients of inputs are the slope of the output, seen in a small or in a large step."""
+    whole = build(case, WIDE)
+    problem = whole.but(needs=tuple(name for name in whole.needs if name in INPUTS))
+    results = [_answers(judge, Feature.AS_BUILT, case, p, "its gradients") for p in (problem, _coarse(problem))]
+    if not all(results):
+        return
+    found, coarse = (answers[0][1].gradients for answers in results)
+    draw = np.random.default_rng(case.seed)
+    along = {name: draw.standard_normal(array.shape) for name, array in found.items()}
+    slope = sum(float((array * along[name]).sum()) for name, array in found.items())
+    moved = sum(float(np.linalg.norm(found[n] - coarse[n]) * np.linalg.norm(along[n])) for n in found)
+    steps = [_slope(judge, case, problem, along, size) for size in STEPS]
+    near = any(step is not None and abs(step - slope) <= moved for step in steps)
+    message = "its gradients are not the slopes of its output"
+    judge.assert_that(case, near, message, f"{slope:g} along a direction in which it rises by {steps[0]} to {steps[1]}")
+
+
+def _slope(judge: Judge, case: Case, problem: Problem, along: Mapping[str, Array], size: float) -> float | None:
+    """How much the sum of output times cotangent rises along a direction, a step of this size to either side."""
+    sums = []
+    for sign in (1.0, -1.0):
+        moved = problem.with_arrays({n: getattr(problem, n) + sign * size * step for n, step in along.items()})
+        answers = _answers(judge, Feature.AS_BUILT, case, moved.forward_only(), "a step beside it")
+        if not answers:
+            return None
+        sums.append(float((answers[0][1].output * problem.cotangent).sum()))
+    return (sums[0] - sums[1]) / (2.0 * size)
 
 
 @clause("modules.one-head")

@@ -291,7 +291,9 @@ def _implementation(
 def _with_modes(made: Implementation, check: ClaimCheck, modes: Callable[..., Modes]) -> Implementation:
     from attention_conformance.implementations.discovery.kept_modes import function_modes  # imports torch
 
-    runs = function_modes(modes, replace(check, claims=made.claims))
+    shipped = isinstance(getattr(check.function, "function", None), ShippedCall)  # whose log-sum-exp is for inference
+    judged = replace(made.claims, features=made.claims.features - ({Feature.LOG_SUM_EXP} if shipped else set()))
+    runs = function_modes(modes, replace(check, claims=judged))
     return replace(made, claims=replace(made.claims, features=made.claims.features | set(runs)), modes=runs)
 
 

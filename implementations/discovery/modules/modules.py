@@ -78,6 +78,7 @@ from attention_conformance.implementations.discovery.modules.neutrals import wor
 from attention_conformance.implementations.discovery.modules.own_cache import InPieces, calls_in_pieces, unused_caches
 from attention_conformance.implementations.discovery.modules.promises import has_published_interface, is_unscaled
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
+from attention_conformance.implementations.discovery.modules.whole_modules import as_built
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
 from attention_conformance.spec.cases import Case, Layout, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, DefaultScale, Polarity
@@ -284,6 +285,7 @@ def module_candidate(
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
     layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
     modes, raising = _modes(plan, published, replace(check, claims=claims))
+    modes = modes | (as_built(plan.make, plan.call, replace(check, claims=claims)) if _has_modes(plan) else {})
     given = plan.call.of_context.values()
     judged = replace(check, claims=claims)
     findings = mask_findings(kind, plan.call.options, judged, given) | unused_caches(kind, alternatives)
@@ -341,15 +343,11 @@ def _option_claims(plan: ModulePlan, published: bool) -> tuple[ClaimCheck, list[
     if Feature.DROPOUT in check.claims and not published and drops_output(check):
         notes.append("dropout not claimed: it drops components of the output, not weights")
         check = check.without(DROPPING)
-    if Feature.DROPOUT in check.claims and plan.call.tap and _drops_nothing(check):
+    added = Feature.DROPOUT in check.claims and plan.call.tap
+    if added and near_outputs(check.run(OPTION_CASES[Feature.DROPOUT]), check.run(PLAIN), check.dtype):
         notes.append("dropout not claimed: it drops nothing before the input is added")
         check = check.without(DROPPING)
     return check, notes
-
-
-def _drops_nothing(check: ClaimCheck) -> bool:
-    """Whether its answers with and without dropout are equal."""
-    return near_outputs(check.run(OPTION_CASES[Feature.DROPOUT]), check.run(PLAIN), check.dtype)
 
 
 def _has_modes(plan: ModulePlan) -> bool:

@@ -266,7 +266,7 @@ class Judge:
                 return
             for part in self.expanded(wanted, problem):
                 reference = expected[part]
-                if exactly and operands_exact(self.dtype, self.conventions.product_precision):
+                if exactly and operands_exact(self.dtype, self.conventions):
                     reference = Expected(reference.value, np.zeros_like(reference.bound))
                 self.record(case, self.compared(part, part_of(result, part), reference), context, part)
 

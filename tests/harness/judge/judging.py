@@ -118,7 +118,7 @@ def status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]
 
 
 def _without_checks(judge: Judge) -> tuple[Status, str]:
-    coarse = judge.dtype in HALF or not operands_exact(judge.dtype, judge.conventions.product_precision)
+    coarse = judge.dtype in HALF or not operands_exact(judge.dtype, judge.conventions)
     if judge.tally.inconclusive and coarse:
         return Status.NOT_PROVABLE, f"every bound in {judge.dtype} is too wide to prove anything"
     if judge.tally.inconclusive:

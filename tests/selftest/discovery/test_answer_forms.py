@@ -5,6 +5,8 @@ import pytest
 from attention_conformance.spec.conventions import EmptyRow
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.premises import NO_PREMISES
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, refused
 
 __all__ = ["make"]
@@ -219,3 +221,26 @@ def test_query_key_and_value_together_are_taken_as_the_answer_shows(
 
 def test_what_takes_one_input_and_is_no_attention_is_refused(make: Make) -> None:
     assert "it takes (x) by position" in refused(make, "def f(x): return x * 2")
+
+
+LOGGED = """
+class Noted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, g):
+        return 0 * g
+
+def f(q, k, v):
+    o, _, log = attend(q, k, v)
+    return o, {log}
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "statuses"), [("log", [Status.PASS]), ("Noted.apply(log)", [Status.FAIL]), ("log.detach()", [])]
+)
+def test_a_log_sum_exp_that_has_a_gradient_has_the_right_one(make: Make, log: str, statuses: list[Status]) -> None:
+    found = run(make(LOGGED.format(log=log)), ("returned.log-sum-exp-gradient",), ("float32",))
+    assert [each.status for each in found] == statuses

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention_conformance.spec.conventions import Alignment, EmptyRow, ProductPrecision
+from attention_conformance.spec.conventions import Alignment, EmptyRow, ProductPrecision, SoftmaxPrecision
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
@@ -33,6 +33,36 @@ def test_what_is_computed_in_float64_or_in_bfloat16_is_not_taken_for_it(make: Ma
     for dtype in ("float64", "bfloat16"):
         made = make(f"def f(q, k, v):\n    return ({SCORES}).softmax(-1, dtype=torch.{dtype}).to(q.dtype) @ v")
         assert made.claims.conventions.product_precision is ProductPrecision.WORKING
+
+
+MEAN = """
+def f(q, k, v):
+    s, o = {scores}, 0 * v[..., :1, :] + 0 * q[..., :1]
+    so_far = s.logcumsumexp(-1)
+    for j in {keys}:
+        o = o + (s[..., j, None] - so_far[..., j, None]).exp() * (v[..., j, None, :] - o)
+    return o
+"""
+
+
+def test_a_running_mean_is_seen_and_its_error_is_not_an_accusation(make: Make) -> None:
+    made = make(MEAN.format(scores=SCORES, keys="range(k.shape[-2])"))
+    assert made.claims.conventions.softmax_precision is SoftmaxPrecision.ROW
+    assert any("running mean" in each for each in made.stated)
+    clauses = ("numerics.exact", "numerics.bound", "softmax.late-maximum", "gradients.value")
+    assert {each.status for each in run(made, clauses, ("float32",))} == {Status.PASS}
+
+
+def test_a_wrong_running_mean_does_not_conform(make: Make) -> None:
+    made = make(MEAN.format(scores=SCORES, keys="range(max(1, k.shape[-2] - 1))"))
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(made)
+
+
+def test_a_usual_sum_is_no_running_mean(make: Make) -> None:
+    for body in (f"({SCORES}).softmax(-1) @ v", f"(({SCORES}).softmax(-1) + 1e-7) @ v"):
+        made = make(f"def f(q, k, v):\n    return {body}")
+        assert made.claims.conventions.softmax_precision is SoftmaxPrecision.WORKING
 
 
 def test_a_row_without_keys_under_a_published_name(make: Make) -> None:

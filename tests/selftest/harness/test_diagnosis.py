@@ -15,7 +15,7 @@ from attention_conformance.implementations.defects import catalogue
 from attention_conformance.spec.cases import Case, MaskKind, Pattern
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.tests.harness.explain.diagnosis import by_clauses
+from attention_conformance.tests.harness.explain.diagnosis import by_clauses, naming
 from attention_conformance.tests.harness.explain.diagnosis import diagnosis as diagnosing
 from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis, FailingCheck, failing_checks
 from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose, failing_alone
@@ -160,6 +160,16 @@ def test_a_limit_is_found_between_two_lengths() -> None:
         return Steps()(query, key, value, **options)
 
     assert judged_op(cut, LONG).when == ("with more than 41 keys",)
+
+
+def test_of_cases_with_thousands_of_heads_only_the_trigger_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launched(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        output = Steps()(query, key, value, **options)
+        return torch.cat((output[:4096], output[4096:] + 1.0))
+
+    monkeypatch.setattr(naming, "scored", lambda *_: pytest.fail("a hypothesis was tried"))
+    beyond = Case().sized(batch=4099, num_heads=1, query_length=1, key_length=2)
+    assert judged_op(launched, beyond).when == ("in samples from 4096 on (counted from 0)",)
 
 
 def test_a_mistake_under_a_condition_is_named_with_it() -> None:

@@ -79,6 +79,11 @@ def explanation(
         conditions: finds when the candidate fails; called only if it is needed.
         several: whether two mistakes are looked for, which takes longest, and one that explains most.
     """
+    light, heavy = ([each for each in failing if each.heavy is kind] for kind in (False, True))
+    if heavy:
+        passing = [each for each in passing if not each.heavy]
+        found = explanation(listed, light, passing, clauses, claimed, conditions, several) if light else None
+        return found and _also_of(found, heavy, claimed)
     given = [frozenset(required(each.case)) for each in failing]
     listed = [hypothesis for hypothesis in listed if _shows(hypothesis, given) and _returned(hypothesis, failing)]
     scores = _scores(listed, failing, passing, clauses, claimed)
@@ -95,6 +100,14 @@ def explanation(
         if found := _first(searches, find, ()) or (_first(searches, find, when) if when else None):
             return found
     return None
+
+
+def _also_of(found: Explanation, heavy: Sequence[Observation], claimed: Conventions) -> Explanation | None:
+    """The explanation of the other cases, if it is also that of most of those that cost too much to search among."""
+    scores = [scored(each, heavy, (), claimed) for each in found.hypotheses]
+    explained = {id(each) for score in scores for each in score.explained}
+    enough = len(explained) >= MOST * len(heavy)
+    return replace(found, explains=found.explains + len(explained)) if enough else None
 
 
 def _first(
@@ -116,6 +129,9 @@ def conventions_that_help(
     claimed: Conventions,
 ) -> list[Hypothesis]:
     """Conventions that explain some failing cases, and that nothing speaks against: a mistake may go with them."""
+    failing, passing = ([each for each in seen if not each.heavy] for seen in (failing, passing))
+    if len(failing) < CASES:
+        return []
     followed = [each for each in listed if each.rank == 0 and not each.name.startswith("premise")]
     scores = [scored(each, failing, passing, claimed) for each in followed if not each.name.startswith("empty-row")]
     helping = [score for score in scores if len(score.explained) >= CASES and not score.contradicting]

@@ -27,6 +27,9 @@ from attention_conformance.tests.harness.judge.comparison import error_ratios, p
 
 Booleans: TypeAlias = NDArray[np.bool_]
 HALF_AS_MUCH = 0.5
+HEADS = 4096
+SCORES = 1 << 20
+"""Of these in one case, with which each of hundreds of hypotheses may be tried."""
 WITHOUT_DIGITS = str.maketrans("", "", string.digits)
 
 
@@ -54,6 +57,13 @@ class Observation:
     exception: str = ""
     rows: Booleans | None = None
     found: dict[tuple[str, int], tuple[object, Any]] = field(init=False, repr=False, default_factory=dict)
+
+    @property
+    def heavy(self) -> bool:
+        """Whether hundreds of other answers to it would take minutes: too many scores, or heads of samples."""
+        s = self.case.sizes
+        heads = s.batch * s.num_heads
+        return heads > HEADS or heads * s.query_length * s.key_length > SCORES
 
     def without_empty_rows(self, conventions: Conventions) -> Observation:
         """The same where rows without any key are left out, with the output alone where there are some."""

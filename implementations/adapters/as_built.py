@@ -1,0 +1,96 @@
+"""Modules as built: with the parts that are left out elsewhere, in relations that need no expected answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from attention_conformance.implementations.adapters.results import output_of
+from attention_conformance.implementations.adapters.tensors import Tensors, gradients_of, tensors, to_array
+from attention_conformance.implementations.adapters.torch_module import built, in_mode
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.spec.problem import Array, Problem
+
+Call: TypeAlias = Callable[[nn.Module, Tensors, Problem], Any]
+INPUTS = ("query", "key", "value")
+
+
+@dataclass(frozen=True, eq=False)
+class AsBuilt:
+    """A `run` of a module with parameters of its own, in evaluation mode; its `Result.others` are its output, too.
+
+    Attributes:
+        build: makes the module, with all of its parts, for a problem's sizes.
+        call: see `TorchModule`.
+        causal: whether no token ever sees a later one, so that the first tokens alone get their rows.
+        unordered: whether no part knows the place of a token, so that tokens in another order get their rows.
+        pieces: calls with the same tokens in pieces, by a name for messages.
+        trained: whether it answers the same in training mode, where nothing is dropped.
+    """
+
+    build: Callable[[Problem], nn.Module]
+    call: Call
+    causal: bool = False
+    unordered: bool = False
+    pieces: Mapping[str, Call] = field(default_factory=dict)
+    trained: bool = False
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """The output with its gradients of inputs, or with the outputs that have to be the same."""
+        module = drawn(in_mode(built(self.build, problem, device), False))
+        if problem.cotangent is None:
+            output = self._output(module, problem, device)
+            return Result(output, others={how: Result(x) for how, x in self._others(module, problem, device, output)})
+        given = tensors(problem, device)
+        output = output_of(self.call(module, given, problem))
+        leaves = {name: given[name] for name in problem.needs}
+        return Result(to_array(output), gradients=gradients_of(output, leaves, given["cotangent"]))
+
+    def _output(self, module: nn.Module, problem: Problem, device: str, call: Call | None = None) -> Array:
+        with torch.no_grad():
+            return to_array(output_of((call or self.call)(module, tensors(problem, device), problem)))
+
+    def _others(self, module: nn.Module, problem: Problem, device: str, whole: Array) -> Iterator[tuple[str, Array]]:
+        samples, tokens = range(whole.shape[0]), whole.shape[1]
+        alone = [self._output(module, _taken(problem, 0, [sample]), device) for sample in samples]
+        yield "each sample alone", np.concatenate(alone)
+        yield "after other calls", self._output(module, problem, device)
+        if self.causal or problem.causal:
+            for count in sorted({1, tokens // 2, tokens - 1} - {0}):
+                first = self._output(module, _taken(problem, 1, range(count)), device)
+                yield (
+                    f"the first {count} tokens alone" if count > 1 else "the first token alone",
+                    np.concatenate([first, whole[:, count:]], 1),
+                )
+        elif self.unordered:
+            order = np.roll(np.arange(tokens)[::-1], 1)
+            moved = self._output(module, _taken(problem, 1, order), device)
+            yield "tokens in another order", moved[:, np.argsort(order)]
+        for how, call in self.pieces.items():
+            yield how, self._output(module, problem, device, call)
+        if self.trained:
+            yield "in training mode", self._output(in_mode(module, True), problem, device)
+
+
+def _taken(problem: Problem, axis: int, positions: Sequence[int] | range | Array) -> Problem:
+    """The problem with only these samples or tokens of its inputs."""
+    inputs = {name: array for name, array in problem.arrays().items() if name in INPUTS}
+    return problem.with_arrays({name: array.take(list(positions), axis) for name, array in inputs.items()})
+
+
+def drawn(module: nn.Module) -> nn.Module:
+    """The module with parameters drawn anew, always the same; what was a constant is moved from where it was."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            size = max(1, parameter.shape[-1:].numel()) ** -0.5
+            noise = (torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * size).to(parameter)
+            start = parameter.flatten()[:1]
+            constant = bool(start.isfinite().all()) and bool((parameter == start).all())
+            parameter.copy_(parameter + noise if constant else noise)
+    return module

@@ -1,0 +1,101 @@
+"""Whole modules: with the parts in place that are left out where the answer is known, as far as they can be called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from attention_conformance.implementations.adapters.as_built import AsBuilt, Call
+from attention_conformance.implementations.adapters.modes import Modes
+from attention_conformance.implementations.api.contract import Result, Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
+from attention_conformance.implementations.discovery.extras import Chosen
+from attention_conformance.implementations.discovery.modules.bare import POSITIONS
+from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built
+from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.module_runs import built_for
+from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
+from attention_conformance.implementations.discovery.modules.parameters import patterns
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.premises import NO_PREMISES
+from attention_conformance.spec.problem import Array
+
+OVER_TOKENS = ("groupnorm", "instancenorm", "batchnorm")
+"""In the names of classes that may divide by the size of several tokens together."""
+WIDE = "float64"
+"""The dtype in which a whole module is called: rounding is far below what a mistake changes."""
+
+
+def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
+    """Its run with all parts in place; none where nothing was left out, or it answers the same call differently."""
+    if not (make.left_out or make.held) or WIDE not in check.claims.dtypes:
+        return {}
+    whole = replace(make, left_out=(), held={}, norms=None)
+    module = safe_call(lambda: built(whole)).value
+    if module is None:
+        return {}
+    parts = [*_parts(module, make)]
+    premises = check.claims.premises
+    sized = bool(premises.length or premises.block or make.window)
+    summed = any(word in type(part).__name__.lower() for part in module.modules() for word in OVER_TOKENS)
+    causal = premises.causal and not sized and not summed
+    direct = replace(call, tap="")
+    run = AsBuilt(partial(built_for, whole, True), Chosen(direct, ()), causal=causal)
+    drops = any("drop" in type(part).__name__.lower() for part in module.modules()) or bool(make.rates)
+    run = replace(run, trained=not (summed or drops))
+    unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
+    unordered = unordered and not sized and all(_is_of_tokens(part, make) for part in parts)
+    pieces: Mapping[str, Call] = dict(calls_in_pieces(make.kind, direct)) if premises.causal else {}
+    every = replace(run, unordered=unordered, pieces=pieces)
+    evaluated = replace(every, trained=False)
+    attempts = (every, evaluated, replace(evaluated, pieces={}), replace(evaluated, pieces={}, unordered=False))
+    usable = next((each for each in attempts if _answers(each, check)), None)
+    return {} if usable is None else {Feature.AS_BUILT: usable}
+
+
+def _parts(module: nn.Module, make: Constructor) -> Iterator[nn.Module]:
+    """The modules that were left out, or whose parameters were held."""
+    for path, _ in module.named_parameters():
+        if any(pattern in make.held for pattern, _ in patterns(path)):
+            yield module.get_submodule(path.rpartition(".")[0])
+    named = dict(module.named_modules())
+    yield from (named.get(path) or named[path.rpartition(".")[0]] for path in make.left_out)
+
+
+def _is_of_tokens(part: nn.Module, make: Constructor) -> bool:
+    """Whether it certainly does the same with each token, wherever that is."""
+    name = type(part).__name__.lower()
+    if isinstance(part, nn.Linear):
+        return part.in_features in (WIDTH, WIDTH // make.heads)
+    return "norm" in name and not any(word in name for word in (*OVER_TOKENS, *POSITIONS))
+
+
+def _answers(run: AsBuilt, check: ClaimCheck) -> bool:
+    """Whether it answers finite numbers of the input's samples and tokens, and nothing at random."""
+    fitted = fit(PLAIN, check.claims)
+    if isinstance(fitted, Unsupported):
+        return False
+    problem = build(fitted, WIDE).forward_only()
+    results = []
+    for seed in (1, 2):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            results.append(safe_call(lambda: run(problem.fresh(), check.device)).value)
+    first, second = results
+    if not isinstance(first, Result) or not isinstance(second, Result):
+        return False
+    shaped = first.output.ndim == 3 and first.output.shape[:2] == problem.query.shape[:2]
+    repeated = _is_same(first.others["after other calls"].output, first.output)
+    return shaped and repeated and all(_is_same(first.others[how].output, x.output) for how, x in second.others.items())
+
+
+def _is_same(one: Array, other: Array) -> bool:
+    return one.shape == other.shape and bool(np.isfinite(one).all()) and bool((one == other).all())
