@@ -100,6 +100,7 @@ def _packages() -> str:
         packages={each.package for each in standings},
         conforming=[each for each in standings if each.verdict in HELD],
         failing=[each for each in standings if each.verdict == "fails"],
+        costly=[each.name for each in standings if ".*" in each.part],
         audited=audited,
         **{way: _found(each[way] for each in audited.values()) for way in ("audit", "check")},
     )

@@ -1,4 +1,4 @@
-"""Rotations scaled for longer sequences, as tables of cosines and sines (chapter rotary-tables), with their bounds."""
+"""Rotations for longer sequences and on several axes, as tables of cosines and sines (chapter rotary-tables)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
@@ -57,7 +57,45 @@ class Scaled:
 def scaled_rotary(given: Scaled, dtype: str) -> Expected:
     """(2, length, r / 2): the tables of cosines and of sines, in the dtype, worked out in float32 at least."""
     each, stretch = FREQUENCIES[given.method](given), ATTENTION.get(given.method, _one)(given)
-    places = np.arange(given.length)[:, None]
+    return _tables(np.arange(float(given.length))[:, None], each, stretch, dtype)
+
+
+@dataclass(frozen=True)
+class OnAxes:
+    """What a function that makes tables of positions on several axes is given.
+
+    Attributes:
+        order: of the pairs: "sections", those of an axis side by side, or "turns".
+        positions: of each token, for each axis.
+        pairs: so many belong to each axis.
+        base: of the frequencies.
+    """
+
+    order: str
+    positions: tuple[tuple[int, ...], ...]
+    pairs: tuple[int, ...]
+    base: float
+
+    @property
+    def axes(self) -> list[int]:
+        """The axis of each pair. In turns, the first axis has what the others leave."""
+        if self.order == "sections":
+            return [axis for axis, count in enumerate(self.pairs) for _ in range(count)]
+        turns = ((c // len(self.pairs), c % len(self.pairs)) for c in range(sum(self.pairs)))
+        return [axis if turn < self.pairs[axis] else 0 for turn, axis in turns]
+
+    def __str__(self) -> str:
+        return f"axes_rotary({self.order!r}, positions of {len(self.positions[0])} tokens, {self.pairs}, {self.base!r})"
+
+
+def axes_rotary(given: OnAxes, dtype: str) -> Expected:
+    """(2, tokens, pairs): the tables of cosines and of sines, in the dtype, worked out in float32 at least."""
+    places = np.array(given.positions, dtype=np.float64)[given.axes].T
+    return _tables(places, frequencies(2 * sum(given.pairs), given.base), 1.0, dtype)
+
+
+def _tables(places: Floats, each: Floats, stretch: float, dtype: str) -> Expected:
+    """Of angles, positions times frequencies, with what rounding may do to them."""
     angles = places * each
     value = stretch * np.stack([np.cos(angles), np.sin(angles)])
     angle = angle_bound(angles, each, SINGLE) + MIXING_STEPS * SINGLE * (np.abs(angles) + 1.0)

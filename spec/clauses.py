@@ -43,6 +43,8 @@ _PAPERS = (
     "Chen 2023",
     "Peng 2023",
     "Ding 2024",
+    "Wang 2024",
+    "Bai 2025",
     "Kwon 2023",
     "Micikevicius 2022",
     "Qiu 2025",

@@ -89,6 +89,8 @@ class Feature(StrEnum):
     """The caller may give the cosines and sines by which queries and keys are rotated."""
     ROTARY_SCALING = "rotary-scaling"
     """Offers the cosines and sines of rotations that are scaled for longer sequences."""
+    ROTARY_AXES = "rotary-axes"
+    """Offers the cosines and sines of rotations by positions on several axes."""
     ALIBI = "alibi"
     """Subtracts a multiple of the distance from the scores, a slope for each head."""
     ALIBI_SAMPLES = "alibi-samples"

@@ -128,10 +128,12 @@ FUNCTIONS: Mapping[str, Feature] = {
     "sinusoids": Feature.SINUSOIDS,
     "alibi_slopes": Feature.ALIBI_SLOPES,
     "scaled_rotary": Feature.ROTARY_SCALING,
+    "axes_rotary": Feature.ROTARY_AXES,
 }
 """The features that are plain functions: sinusoids(length, width) -> (length, width), position by component;
 alibi_slopes(num_heads) -> (num_heads,); scaled_rotary(method, length, width, base, factor, original length, and of
-longrope the short and the long factors) -> (2, length, width / 2), cosines and sines."""
+longrope the short and the long factors) -> (2, length, width / 2), cosines and sines; axes_rotary(order, positions of
+the tokens on each axis, pairs of each axis, base) -> (2, tokens, pairs), the same."""
 
 
 @dataclass(frozen=True)

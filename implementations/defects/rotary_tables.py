@@ -1,6 +1,6 @@
-"""Mistakes of chapter 30: rotations by given cosines and sines, and the functions that scale them."""
+"""Mistakes of chapter 30: rotations by given cosines and sines, and the functions that make them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, TypeAlias
@@ -235,3 +235,55 @@ def attention_factor_for_long_sequences_only(of: Setting) -> Made:
 def frequencies_times_the_factors(of: Setting) -> Made:
     frequencies, stretch = scaling.longrope(of)
     return of.plain**2 / frequencies, stretch
+
+
+def breaks_axes(*orders: str) -> Callable[[scaling.Owners], Callable[..., Array]]:
+    """A mistake in which axis a pair belongs to, in these orders."""
+
+    def made(owners: scaling.Owners) -> Callable[..., Array]:
+        @wraps(owners)
+        def tables(order: str, positions: Sequence[Sequence[int]], pairs: Sequence[int], base: float) -> Array:
+            mistaken = {**scaling.ORDERS, **dict.fromkeys(orders, owners)}
+            return scaling.axes_rotary(order, positions, pairs, base, mistaken)
+
+        breaks_function("axes_rotary", "rotary-tables.axes", holds=("scores.dot-product",))(tables)
+        return tables
+
+    return made
+
+
+@breaks_axes(*scaling.ORDERS)
+def all_pairs_by_the_first_axis(pairs: Sequence[int]) -> Array:
+    return np.zeros(sum(pairs), dtype=np.int64)
+
+
+@breaks_axes("sections")
+def axes_in_turns_for_sections(pairs: Sequence[int]) -> Array:
+    return scaling.in_turns(pairs)
+
+
+@breaks_axes("turns")
+def axes_in_turns_to_the_end(pairs: Sequence[int]) -> Array:
+    return np.arange(sum(pairs)) % len(pairs)
+
+
+@breaks_axes("sections")
+def sections_counted_in_components(pairs: Sequence[int]) -> Array:
+    return np.repeat(scaling.in_sections(pairs), 2)[: sum(pairs)]
+
+
+@breaks_axes("turns")
+def height_and_width_exchanged(pairs: Sequence[int]) -> Array:
+    owners = scaling.in_turns(pairs)
+    return np.where(owners > 0, len(pairs) - owners, 0)
+
+
+@breaks_function("axes_rotary", "rotary-tables.axes", holds=("scores.dot-product",))
+def frequencies_anew_on_each_axis(
+    order: str, positions: Sequence[Sequence[int]], pairs: Sequence[int], base: float
+) -> Array:
+    tables = scaling.axes_rotary(order, positions, pairs, base)
+    owners = scaling.ORDERS[order](pairs)
+    for axis, count in enumerate(pairs):
+        tables[..., owners == axis] = scaling.axes_rotary(order, [positions[axis]], [count], base)
+    return tables

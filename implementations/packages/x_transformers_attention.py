@@ -5,6 +5,12 @@
 # [tool.attention-conformance]
 # implementations = ["Attention"]
 # conventions = { group-order = "tiled" }
+#
+# [tool.attention-conformance.findings]
+# Attention = """
+# Four masks that its forward takes, mask, context_mask, mem_mask and additional_key_value_mask, and its cache are of
+# forms that the suite does not know: they are not judged.
+# """
 # ///
 """x-transformers: its Attention module; query heads share key heads in turn."""
 

@@ -366,6 +366,15 @@ class Door:
         self.unanswered.clear()
         self.received.clear()
 
+    def leave_to_parent(self) -> None:
+        """In a copy of the process that has started the worker: the next request starts another one."""
+        if self.process is not None:
+            for each in (self.process.stdin, self.process.stdout, self.process.stderr, self.process.reports.channel):
+                each.close()
+        self.process, self.output, self.mark = None, None, uuid4().hex
+        self.unanswered.clear()
+        self.received.clear()
+
 
 def _too_many(losses: Sequence[str]) -> str:
     """Why a worker that was lost so often is not started again; empty if it is."""

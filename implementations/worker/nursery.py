@@ -30,6 +30,8 @@ from attention_conformance.implementations.worker.process import Process, Report
 MODULE = "attention_conformance.implementations.worker.nursery"
 LONGEST = 2**17
 """Bytes of a message; each is one datagram."""
+NOT_READ = (MARK, "KMP_DUPLICATE_LIB_OK")
+"""Variables that no import reads; threadpoolctl sets the second one in the judge, when the first worker has started."""
 ENVIRONMENT = slice(47, 49)
 """Where /proc/self/stat, after the name, has the first address of the environment and the one behind it."""
 
@@ -97,13 +99,13 @@ def forked(given: Mapping[str, str]) -> Process | None:
 
 
 def _own_nursery(given: Mapping[str, str]) -> Nursery:
-    read_by_imports = {name: value for name, value in given.items() if name != MARK}
-    return _nursery(os.getpid(), tuple(sorted(read_by_imports.items())))
+    read_by_imports = {name: value for name, value in given.items() if name not in NOT_READ}
+    return _nursery(tuple(sorted(read_by_imports.items())))
 
 
 @cache
-def _nursery(judge: int, environment: tuple[tuple[str, str], ...]) -> Nursery:
-    """The nursery of a process for an environment."""
+def _nursery(environment: tuple[tuple[str, str], ...]) -> Nursery:
+    """The nursery of a process, and of its copies, for an environment."""
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with other:
         command = [*module_command(MODULE), str(other.fileno())]

@@ -26,6 +26,10 @@ COMPUTED = 2
 """Linux gives the clock of a process the number `~PID << 3 | COMPUTED`: the time of its threads and system calls."""
 
 
+DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
+
+
 class KeeperError(OSError):
     """The keeper of a process has ended, and the process with it."""
 

@@ -53,6 +53,7 @@ from attention_conformance.implementations.worker.hello import PROTOCOL, REQUEST
 from attention_conformance.implementations.worker.native_threads import computing
 from attention_conformance.implementations.worker.observer import LocalObserver
 from attention_conformance.implementations.worker.own_builtins import OwnBuiltins, located_line
+from attention_conformance.implementations.worker.process import DIE_WITH_PARENT
 from attention_conformance.implementations.worker.resources import end_first, is_out_of_memory, limit_memory
 from attention_conformance.implementations.worker.wire import Message, WireError, encode, read
 from attention_conformance.spec.cases import Case
@@ -61,8 +62,6 @@ from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import Problem
 
 torch = optional("torch")
-DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of Linux's prctl."""
 ADOPT = 36
 """PR_SET_CHILD_SUBREAPER: a process whose parent has ended is a child of the worker from then on."""
 

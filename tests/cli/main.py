@@ -205,7 +205,8 @@ def _report_merge(given: argparse.Namespace, rest: list[str]) -> int:
 
 def _matrix(given: argparse.Namespace, rest: list[str]) -> int:
     with launch.alone():
-        from attention_conformance.tests.cli.matrix_command import CACHE, matrix
+        from attention_conformance.tests.cli.matrix_command import matrix
+        from attention_conformance.tests.cli.matrix_packages import CACHE
 
         given.environments = given.environments or CACHE
         return matrix(given)

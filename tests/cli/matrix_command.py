@@ -39,7 +39,6 @@ from attention_conformance.tests.report.views.matrix_state import (
     write_state,
 )
 
-CACHE = Path.home() / ".cache" / "attention-conformance" / "environments"
 STATE, TABLE = "state.json", "matrix.md"
 LIMIT = 1800.0
 """Seconds for one implementation."""

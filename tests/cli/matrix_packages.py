@@ -20,6 +20,7 @@ from attention_conformance.tests.cli.matrix_basis import code_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "implementations" / "packages"
+CACHE = Path.home() / ".cache" / "attention-conformance" / "environments"
 METADATA = re.compile(r"(?ms)^(?P<mark>#|//) /// script$\s(?P<lines>(^(?P=mark)(| .*)$\s)+)^(?P=mark) ///$")
 """Inline metadata, as PEP 723 defines it; a program in JavaScript has them in its own comments."""
 WORKER = ".js"

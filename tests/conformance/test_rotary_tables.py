@@ -1,12 +1,17 @@
-"""Chapter 30, rotary-tables: rotations by given cosines and sines, and functions that scale them."""
+"""Chapter 30, rotary-tables: rotations by given cosines and sines, and functions that make them."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import astuple, replace
+from functools import partial
+
+import numpy as np
 
 from attention_conformance.implementations.api.safe_call import CandidateError
-from attention_conformance.reference.rotary_scaling import Scaled, scaled_rotary
+from attention_conformance.reference.expected import Expected
+from attention_conformance.reference.rotary_scaling import OnAxes, Scaled, axes_rotary, scaled_rotary
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.features import Packing, PositionIds, QkNorm, RotaryTables
-from attention_conformance.tests.harness.judge.clause_tests import group, row, table
+from attention_conformance.tests.harness.judge.clause_tests import clause, group, row, table
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge
 
@@ -68,15 +73,36 @@ SCALED = {
     ),
 }
 
+TEXT, GRID = 3, (2, 3, 4)
+VIDEO = tuple((*range(TEXT), *(TEXT + index.ravel()).tolist(), 40) for index in np.indices(GRID))
+"""Words, frames of a video with rows and columns, and a word far behind them."""
+PLANE = ((0, 0, 1, 1, 7), (0, 5, 0, 5, 2))
+ON_AXES = (
+    *(OnAxes(order, VIDEO, pairs, 10000.0) for order in ("sections", "turns") for pairs in ((8, 4, 4), (6, 5, 5))),
+    *(OnAxes(order, PLANE, (3, 2), 100.0) for order in ("sections", "turns")),
+)
+
 
 def _assert_tables(judge: Judge, wanted: tuple[Scaled, ...]) -> None:
     for each in wanted:
-        try:
-            got = judge.call("scaled_rotary", *each.arguments)
-        except CandidateError as error:
-            judge.record_error(Case(), error, str(each))
-            continue
-        judge.record(Case(), compare(str(each), got, scaled_rotary(each, got.dtype.name), got.dtype.name))
+        _assert_made(judge, "scaled_rotary", each.arguments, str(each), partial(scaled_rotary, each))
 
 
 TABLES = group(_assert_tables, SCALED)
+
+
+@clause("rotary-tables.axes")
+def test_axes(judge: Judge) -> None:
+    for each in ON_AXES:
+        _assert_made(judge, "axes_rotary", astuple(each), str(each), partial(axes_rotary, each))
+
+
+def _assert_made(
+    judge: Judge, function: str, given: tuple[object, ...], words: str, expected: Callable[[str], Expected]
+) -> None:
+    try:
+        got = judge.call(function, *given)
+    except CandidateError as error:
+        judge.record_error(Case(), error, words)
+        return
+    judge.record(Case(), compare(words, got, expected(got.dtype.name), got.dtype.name))

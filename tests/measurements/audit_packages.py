@@ -24,8 +24,15 @@ from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.cli.audit_command import ORACLE
-from attention_conformance.tests.cli.matrix_command import CACHE
-from attention_conformance.tests.cli.matrix_packages import FOLDER, ROOT, Package, PackageError, environment, packages
+from attention_conformance.tests.cli.matrix_packages import (
+    CACHE,
+    FOLDER,
+    ROOT,
+    Package,
+    PackageError,
+    environment,
+    packages,
+)
 from attention_conformance.tests.measurements.audit_compared import DETECTED, KNOWN, NEEDS, UNDETERMINED, WRONG, scores
 
 AUDITED = FOLDER / "audited.json"

@@ -1,6 +1,7 @@
 """Attention that knows positions: sinusoids, rotary embeddings, ALiBi and its slopes, relative biases."""
 
 import math
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ from attention_conformance.implementations.builtin.inhouse.call_options import s
 from attention_conformance.implementations.builtin.inhouse.head_attention import softmax
 from attention_conformance.implementations.builtin.inhouse.online import wide
 from attention_conformance.implementations.builtin.inhouse.rotary import rotated_pair
-from attention_conformance.implementations.builtin.inhouse.scaled_tables import scaled_rotary
+from attention_conformance.implementations.builtin.inhouse.scaled_tables import axes_rotary, scaled_rotary
 from attention_conformance.implementations.builtin.inhouse.tile_masks import INFINITY, Masks
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.spec.conventions import (
@@ -126,7 +127,8 @@ def merge_state(first: State, second: State, base: float = math.e) -> State:
     return output, torch.where(empty, -INFINITY, natural.logsumexp(0) / math.log(base))
 
 
-_FUNCTIONS = {Feature.SINUSOIDS, Feature.ALIBI_SLOPES, Feature.ROTARY_SCALING}
+_TABLES: dict[str, Callable[..., Array]] = {"scaled_rotary": scaled_rotary, "axes_rotary": axes_rotary}
+_FUNCTIONS = {Feature.SINUSOIDS, Feature.ALIBI_SLOPES, Feature.ROTARY_SCALING, Feature.ROTARY_AXES}
 _ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY, Feature.POSITION_IDS, Feature.ROTARY_TABLES}
 _STARTS = {Feature.QUERY_START, Feature.QUERY_STARTS, Feature.VALID_LENS, Feature.KEY_SPLITS}
 _BUCKETS = {Feature.BUCKETED_BIAS, Feature.BUCKET_DISTANCE, Feature.BUCKET_DIRECTIONS}
@@ -147,7 +149,7 @@ POSITIONS = (
         Claims(Scope.OP, _FEATURES),
         torch_op(attention, extras=("weights", "log_sum_exp")),
         "a function in torch that knows positions, with the functions that make sinusoids and slopes",
-        functions={"sinusoids": sinusoids, "alibi_slopes": alibi_slopes, "scaled_rotary": scaled_rotary},
+        functions={"sinusoids": sinusoids, "alibi_slopes": alibi_slopes, **_TABLES},
     ),
     Implementation(
         "inhouse.positions.other",
@@ -160,7 +162,7 @@ POSITIONS = (
         functions={
             "sinusoids": partial(sinusoids, order=_OTHER.sinusoid_order),
             "alibi_slopes": partial(alibi_slopes, rule=_OTHER.alibi_rule),
-            "scaled_rotary": scaled_rotary,
+            **_TABLES,
         },
     ),
 )

@@ -1,4 +1,4 @@
-"""Tables of cosines and sines for rotations of sequences longer than those that a model was trained with."""
+"""Tables of cosines and sines for longer sequences than those of the training, and for positions on several axes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,3 +98,44 @@ def scaled_rotary(method: str, *setting: object, methods: Mapping[str, Method] =
     frequencies, stretch = methods[method](given)
     angles = np.arange(given.length)[:, None] * frequencies
     return (stretch * np.stack([np.cos(angles), np.sin(angles)])).astype(np.float32)
+
+
+Owners: TypeAlias = Callable[[Sequence[int]], Array]
+"""From the number of pairs of each axis to the axis of each pair."""
+
+
+def in_sections(pairs: Sequence[int]) -> Array:
+    """The pairs of an axis side by side."""
+    return np.repeat(np.arange(len(pairs)), pairs)
+
+
+def in_turns(pairs: Sequence[int]) -> Array:
+    """A pair of each axis in turn, as long as it has any; the first axis has the others."""
+    owners = np.zeros(sum(pairs), dtype=np.int64)
+    for axis in range(1, len(pairs)):
+        owners[axis : len(pairs) * pairs[axis] : len(pairs)] = axis
+    return owners
+
+
+ORDERS: Mapping[str, Owners] = {"sections": in_sections, "turns": in_turns}
+
+
+def axes_rotary(
+    order: str,
+    positions: Sequence[Sequence[int]],
+    pairs: Sequence[int],
+    base: float,
+    orders: Mapping[str, Owners] = ORDERS,
+) -> Array:
+    """(2, tokens, pairs) in float32: the cosines, and the sines, of tokens that have a position on each axis.
+
+    Args:
+        order: one of `ORDERS`.
+        positions: of the tokens, for each axis.
+        pairs: how many belong to each axis.
+        base: of the frequencies, which are one sequence over all axes.
+        orders: in place of those.
+    """
+    width = 2 * sum(pairs)
+    angles = np.asarray(positions).T[:, orders[order](pairs)] / base ** (np.arange(0, width, 2) / width)
+    return np.stack([np.cos(angles), np.sin(angles)]).astype(np.float32)

@@ -13,7 +13,16 @@ from attention_conformance.implementations.builtin.inhouse.tile_masks import INF
 from attention_conformance.implementations.builtin.sdpa import SDPA_FEATURES
 from attention_conformance.spec.features import Feature, Scope
 
-SUPPORTED = {"attn_mask", "key_padding_mask", "is_causal", "scale", "query_start", "sinks", "split_lengths"}
+SUPPORTED = {
+    "attn_mask",
+    "dropout_p",
+    "is_causal",
+    "key_padding_mask",
+    "query_start",
+    "scale",
+    "sinks",
+    "split_lengths",
+}
 """The options of `attention`."""
 
 
@@ -27,8 +36,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tupl
         options: those of `SUPPORTED`; see `Options`.
 
     Returns:
-        The output (B, H, Lq, d_v) and the log-sum-exp (B, H, Lq), in which the sink counts. A query that may attend to
-        no key gets zeros.
+        The output (B, H, Lq, d_v) and the log-sum-exp (B, H, Lq), in which the sink and dropped keys count. A query
+        that may attend to no key gets zeros.
     """
     call, dtype = supported(options, SUPPORTED), query.dtype
     masks = Masks.of(call, query, key)
@@ -45,6 +54,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tupl
         level = _or_zero(higher)
         weights, shrunk = (part - level).exp(), (top - level).exp()
         whole = whole * shrunk + weights.sum(-1, keepdim=True)
+        weights = torch.dropout(weights, call.dropout_p, train=True) if call.dropout_p else weights
         mixed, top = mixed * shrunk + weights @ rows, higher
     empty = whole == 0.0
     whole = whole.masked_fill(empty, 1.0)
@@ -67,7 +77,8 @@ def _or_zero(top: Tensor) -> Tensor:
     return top.masked_fill(top == -INFINITY, 0.0)
 
 
-_FEATURES = {Feature.KEY_PADDING, Feature.QUERY_START, Feature.SINKS, Feature.KEY_SPLITS, Feature.LOG_SUM_EXP}
+_RETURNED = {Feature.LOG_SUM_EXP, Feature.DROPOUT}
+_FEATURES = {Feature.KEY_PADDING, Feature.QUERY_START, Feature.SINKS, Feature.KEY_SPLITS} | _RETURNED
 SPLITS = Implementation(
     "inhouse.splits",
     Claims(Scope.OP, SDPA_FEATURES | _FEATURES),

@@ -15,6 +15,7 @@ from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.run.plan.budget import LEFT_OUT
 from attention_conformance.tests.harness.run.screen.command_lines import again
+from attention_conformance.tests.harness.run.second_judge import SECOND
 from attention_conformance.tests.harness.run.session import KEY, PROPERTY
 from attention_conformance.tests.report.log import encode
 from attention_conformance.tests.report.verdict import Status, Verdict
@@ -32,9 +33,10 @@ class ClauseItem(pytest.Function):
     """Where the clause stands in the file, counted from 0."""
 
     def runtest(self) -> None:
-        verdict = self._verdict()
-        planned = self.planned
-        if printed := printed_by(planned.implementation):
+        second = self.config.stash.get(SECOND, None)
+        known = None if second is None else second.verdict(self.planned)
+        verdict, printed = known or (self._verdict(), printed_by(self.planned.implementation))
+        if printed:
             self.add_report_section("call", "stdout", printed)
         self.user_properties.append((PROPERTY, encode(verdict)))
         conclude(verdict)

@@ -123,6 +123,8 @@ def _possible_mistakes(problem: Problem) -> Iterator[tuple[str, Problem, Turn]]:
             yield f"adapter: {first} and {second} are swapped: {order}", swapped, lambda array: array
     axes = (1, 2) if problem.scope is Scope.OP else (0, 1)
     given = problem.arrays()
+    if len({x.shape[axes[1]] for name, x in given.items() if name in ("query", "key", "value")}) > 1:
+        return  # where there is one query whatever the case has, exchanged axes make no problem
     inputs: dict[str, Array] = {n: given[n].swapaxes(*axes) for n in ("query", "key", "value") if n in given}
     rotated = problem.with_arrays(inputs)
     if problem.scope is Scope.OP:

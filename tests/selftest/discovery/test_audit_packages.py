@@ -1,6 +1,8 @@
 """What is found of other packages' functions, next to the claims of their adapters; and the published table of that."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from attention_conformance.implementations.discovery.auditor.findings import (
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.cli.matrix_packages import packages
+from attention_conformance.tests.measurements import audit_packages
 from attention_conformance.tests.measurements.audit_packages import AS_THEY_ARE, AUDITED, by_check, compared_with
 
 FEATURES = frozenset({Feature.CORE, Feature.HEADS, Feature.CAUSAL, Feature.BOOL_MASK, Feature.SCALE})
@@ -74,3 +77,11 @@ def test_the_table_is_of_implementations_that_there_are() -> None:
     listed = {*json.loads(AUDITED.read_text(encoding="utf-8"))}
     assert listed
     assert known >= listed
+
+
+def test_it_needs_nothing_in_another_environment_but_torch() -> None:
+    """Packages bring NumPy, and torch is installed beside them; what the suite's own reports need is not."""
+    absent = ("pydantic", "jinja2", "pytest", "hypothesis", "covertable", "latex2mathml", "threadpoolctl")
+    program = f"import sys; sys.modules.update(dict.fromkeys({absent})); import {audit_packages.__name__}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert not done.returncode, done.stderr

@@ -90,6 +90,7 @@ def layer_of(mix: Callable[[Tensor, Tensor, Tensor], Tensor]) -> type[torch.nn.M
     ("function", "name"),
     [
         (linear, "linear attention, of the features elu(x) + 1"),
+        (sigmoid, "sigmoid attention, of the scores less the logarithm of the number of keys"),
         (differential, "differential attention"),
         (wrongly_scaled, ""),
     ],

@@ -46,6 +46,12 @@ def test_a_right_adapter_has_no_mistake(name: str) -> None:
     assert smoke(implementation, "cpu") == ()
 
 
+def test_a_wrong_answer_of_one_query_is_no_mistake_of_the_adapter() -> None:
+    """As that of a decoder's step: its axes exchanged would make no problem."""
+    one = adapter(lambda query, key, value: value[:, :, :1], fit=lambda case: case.sized(query_length=1))
+    assert smoke(one, "cpu") == ()
+
+
 def refusing(*inputs: Tensor) -> Tensor:
     raise RuntimeError("no")
 

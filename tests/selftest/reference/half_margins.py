@@ -1,4 +1,4 @@
-"""How tight the aligned bounds are: the largest ratio of right half-precision styles, at sizes up to 4,096 keys.
+"""How tight the bounds of half types are: the largest ratio of right styles, at sizes up to 4,096 keys.
 
 `make bounds` prints the table, and fails if a right style exceeds a bound.
 """
@@ -15,6 +15,7 @@ from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.judge.comparison import error_ratios
 from attention_conformance.tests.measurements.pages import table
 from attention_conformance.tests.selftest.reference.half_styles import RIGHT, Answering
 
@@ -45,7 +46,7 @@ def answers_of(style: Answering, problem: Problem) -> Mapping[str, Array]:
 
 
 def largest() -> dict[tuple[str, str, str], tuple[float, str]]:
-    """The largest ratio, and its style, by dtype, part and direction."""
+    """The largest ratio, and its style, by dtype, part and direction; of single elements, too."""
     worst: dict[tuple[str, str, str], tuple[float, str]] = {}
     for dtype, seed, std, (batch, heads, queries, keys, width) in product(("bfloat16", "float16"), SEEDS, STDS, SIZES):
         case = Case(seed=seed, score_std=std).sized(
@@ -55,10 +56,12 @@ def largest() -> dict[tuple[str, str, str], tuple[float, str]]:
         parts = solve(problem, returned=()).parts
         for name, style in RIGHT.items():
             for part, answer in answers_of(style, problem).items():
-                error = answer.astype(np.float64) - parts[part].value
-                for each in parts[part].aligned:
-                    key = (dtype, part, each.name)
-                    worst[key] = max(worst.get(key, (0.0, "")), (each.ratio(error), name))
+                values = answer.astype(np.float64)
+                ratios = {each.name: each.ratio(values - parts[part].value) for each in parts[part].aligned}
+                ratios["each element"] = float(error_ratios(values, parts[part]).max())
+                for direction, ratio in ratios.items():
+                    key = (dtype, part, direction)
+                    worst[key] = max(worst.get(key, (0.0, "")), (ratio, name))
     return worst
 
 

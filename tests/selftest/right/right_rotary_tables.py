@@ -100,6 +100,22 @@ def scaled_in_single(
     return np.asarray(torch.stack([angles.cos() * stretch, angles.sin() * stretch]).numpy())
 
 
+def axes_overwritten(order: str, positions: Sequence[Sequence[int]], pairs: Sequence[int], base: float) -> Array:
+    """In float32: the angles of all axes, of which parts are picked, or laid over those of the first."""
+    width = 2 * sum(pairs)
+    own = 1.0 / base ** (torch.arange(0, width, 2).float() / width)
+    angles = torch.tensor(positions).float()[..., None] * own
+    if order == "sections":
+        mixed = torch.cat([part[axis] for axis, part in enumerate(angles.split(list(pairs), -1))], -1)
+    else:
+        mixed = angles[0].clone()
+        for axis in range(1, len(pairs)):
+            there = slice(axis, len(pairs) * pairs[axis], len(pairs))
+            mixed[:, there] = angles[axis][:, there]
+    return np.asarray(torch.stack([mixed.cos(), mixed.sin()]).numpy())
+
+
+MADE = {"scaled_rotary": scaled_in_single, "axes_rotary": axes_overwritten}
 RIGHT = (
     op("steps", Steps(), WITH_IDS),
     op("of-positions", of_positions, WITH_IDS - {Feature.PARTIAL_ROTARY, Feature.QK_NORM}),
@@ -111,5 +127,5 @@ RIGHT = (
         CLAIMED,
         conventions=Conventions(rotary_pairing=RotaryPairing.INTERLEAVED, rotary_tables=TableForm.DOUBLED),
     ),
-    op("functions", Steps(), {Feature.ROTARY_SCALING}, functions={"scaled_rotary": scaled_in_single}),
+    op("functions", Steps(), {Feature.ROTARY_SCALING, Feature.ROTARY_AXES}, functions=MADE),
 )

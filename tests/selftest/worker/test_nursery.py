@@ -115,6 +115,14 @@ def test_a_nursery_that_was_killed_is_replaced_and_nobody_notices(process: Proce
         stream.close()
 
 
+def test_a_variable_that_the_judge_sets_after_the_first_start_costs_no_other_nursery(process: Process) -> None:
+    other = worker(MARKS[1], HOME="/nowhere", KMP_DUPLICATE_LIB_OK="True")
+    assert parent_of(parent_of(other.number)) == parent_of(parent_of(process.number))
+    other.kill()
+    for stream in (other.stdin, other.stdout, other.stderr):
+        stream.close()
+
+
 def test_the_judge_does_not_import_torch_and_nothing_is_written_next_to_the_candidate(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("from torch.nn.functional import scaled_dot_product_attention as sdpa\n")
     (tmp_path / "right.py").write_text("from helper import sdpa as attention\n")

@@ -20,7 +20,7 @@ from attention_conformance.implementations.worker.limits import CALL, LATEST
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.harness.judge.clause_tests import Selection
+from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_tests
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.judge.tiers import TIERS, seeded, tier_of
 from attention_conformance.tests.harness.run.plan.expected_failures import ExpectingError, expecting
@@ -169,6 +169,7 @@ def hushed() -> Iterator[None]:
 
 
 def _candidates(settings: RunSettings) -> Selection:
+    clause_tests()  # imported here, while the nursery has its own imports to do
     try:
         targets = [*distinct(settings.candidates).values(), *("" for _ in settings.commands)]
         with hushed():
