@@ -101,11 +101,8 @@ if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.functions.laid_out import LaidOut
 
 torch = optional("torch")
-
-
 ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
 """The error of a function that does not work on NumPy arrays; its error for tensors is more useful."""
-
 PUBLISHED_FLAG = "is_causal"
 """The flag of torch and JAX, whose triangle starts top left; other names promise no corner."""
 ALWAYS = EVERYWHERE | {Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}
