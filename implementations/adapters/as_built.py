@@ -12,12 +12,57 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.results import output_of
 from attention_conformance.implementations.adapters.tensors import Tensors, gradients_of, tensors, to_array
-from attention_conformance.implementations.adapters.torch_module import built, in_mode
+from attention_conformance.implementations.adapters.torch_module import (
+    FindPlaces,
+    built,
+    in_mode,
+    named_parts,
+    places_in,
+    stored_at,
+)
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.problem import Array, Problem
 
 Call: TypeAlias = Callable[[nn.Module, Tensors, Problem], Any]
 INPUTS = ("query", "key", "value")
+
+
+@dataclass(frozen=True, eq=False)
+class HeadAxes:
+    """Which parameters of a module belong to heads.
+
+    Attributes:
+        places: of projections, see `TorchModule`.
+        axes: of all other parameters, those that count heads, by path.
+    """
+
+    places: FindPlaces
+    axes: Mapping[str, tuple[int, ...]]
+
+    def reordered(self, module: nn.Module, problem: Problem, device: str) -> nn.Module:
+        """The module with its heads in another order, which is the same function."""
+        places, given = places_in(module, self.places, problem), tensors(problem, device)
+        order = np.roll(np.arange(problem.num_heads)[::-1], 1)
+        arrays = {path: to_array(module.get_parameter(path)).copy() for path in places}
+        named = {n: torch.from_numpy(_moved(n, part, order)) for n, part in named_parts(arrays, places, given).items()}
+        with torch.no_grad():
+            for path, place in places.items():
+                parameter = module.get_parameter(path)
+                parameter.copy_(stored_at(place, named).reshape(parameter.shape))
+            for path, axes in self.axes.items():
+                parameter = module.get_parameter(path)
+                for axis in axes:
+                    parameter.copy_(parameter.index_select(axis, torch.from_numpy(order.copy())))
+        return module
+
+
+def _moved(name: str, array: Array, order: Array) -> Array:
+    """A weight or bias of a projection with its heads in this order."""
+    if name == "b_o":
+        return array
+    axis = 0 if name == "w_o" else array.ndim - 1
+    split = array.reshape(*array.shape[:axis], len(order), -1, *array.shape[axis + 1 :])
+    return np.ascontiguousarray(split.take(order, axis).reshape(array.shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +76,7 @@ class AsBuilt:
         unordered: whether no part knows the place of a token, so that tokens in another order get their rows.
         pieces: calls with the same tokens in pieces, by a name for messages.
         trained: whether it answers the same in training mode, where nothing is dropped.
+        heads: moves the heads of a module in all of its parameters; None: it is unknown which belong to a head.
     """
 
     build: Callable[[Problem], nn.Module]
@@ -39,6 +85,7 @@ class AsBuilt:
     unordered: bool = False
     pieces: Mapping[str, Call] = field(default_factory=dict)
     trained: bool = False
+    heads: HeadAxes | None = None
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """The output with its gradients of inputs, or with the outputs that have to be the same."""
@@ -50,6 +97,18 @@ class AsBuilt:
         output = output_of(self.call(module, given, problem))
         leaves = {name: given[name] for name in problem.needs}
         return Result(to_array(output), gradients=gradients_of(output, leaves, given["cotangent"]))
+
+    def without_effect(self, problem: Problem, device: str) -> tuple[str, ...]:
+        """The paths of parameters whose values the output does not depend on."""
+        module = drawn(in_mode(built(self.build, problem, device), False))
+        output, idle = self._output(module, problem, device), []
+        for path, parameter in module.named_parameters():
+            before = parameter.detach().clone()
+            with torch.no_grad():
+                parameter.mul_(-1.5).add_(0.25)
+                idle += [path] if np.array_equal(self._output(module, problem, device), output) else []
+                parameter.copy_(before)
+        return tuple(idle)
 
     def _output(self, module: nn.Module, problem: Problem, device: str, call: Call | None = None) -> Array:
         with torch.no_grad():
@@ -73,6 +132,9 @@ class AsBuilt:
             yield "tokens in another order", moved[:, np.argsort(order)]
         for how, call in self.pieces.items():
             yield how, self._output(module, problem, device, call)
+        if self.heads is not None:
+            other = self.heads.reordered(drawn(in_mode(built(self.build, problem, device), False)), problem, device)
+            yield "heads in another order", self._output(other, problem, device)
         if self.trained:
             yield "in training mode", self._output(in_mode(module, True), problem, device)
 

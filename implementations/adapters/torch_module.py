@@ -201,7 +201,7 @@ def load(module: nn.Module, places: Places, given: Tensors) -> None:
         names = _names(places[path])
         used.update(names)
         with torch.no_grad():
-            parameter.copy_(_stored_at(places[path], given).reshape(parameter.shape))
+            parameter.copy_(stored_at(places[path], given).reshape(parameter.shape))
     lost = sorted(n for n in given if n.startswith(("w_", "b_", "bias_")) and n not in used)
     if lost:
         raise ValueError(f"the module has no parameter for {', '.join(lost)}")
@@ -221,10 +221,11 @@ def _moved(module: nn.Module, places: Places, given: Tensors, mode: bool) -> tup
 
 
 def _stored(module: nn.Module, places: Places, given: Tensors) -> Tensors:
-    return {path: _stored_at(place, given) for path, place in places.items()}
+    return {path: stored_at(place, given) for path, place in places.items()}
 
 
-def _stored_at(place: Place, given: Tensors) -> torch.Tensor:
+def stored_at(place: Place, given: Tensors) -> torch.Tensor:
+    """What a parameter at this place holds of the problem's weights and biases."""
     if isinstance(place, Arranged):
         return place.stored(given)
     return torch.cat([_as_stored(given, name) for name in _names(place)])
@@ -266,10 +267,17 @@ def _leaves(problem: Problem, module: nn.Module, places: Places, given: Tensors)
 
 def _of_arrays(problem: Problem, found: dict[str, Array], places: Places, given: Tensors) -> dict[str, Array]:
     """The gradients of leaves as those of the problem's arrays."""
+    every = {**found, **named_parts({path: found[path] for path in places}, places, given)}
+    return {name: every[name] for name in problem.needs}
+
+
+def named_parts(arrays: Mapping[str, Array], places: Places, given: Tensors) -> dict[str, Array]:
+    """Arrays like parameters, by path, as arrays like those of the problem, by name; several of one name are added."""
+    found: dict[str, Array] = {}
     for path, place in places.items():
-        parts = _unpacked(found.pop(path), place, given)
+        parts = _unpacked(arrays[path], place, given)
         found |= {name: found[name] + part if name in found else part for name, part in parts.items()}
-    return {name: found[name] for name in problem.needs}
+    return found
 
 
 def _unpacked(gradient: Array, place: Place, given: Tensors) -> dict[str, Array]:

@@ -57,7 +57,12 @@ def with_premises(check: ClaimCheck, given: Premises) -> tuple[ClaimCheck, list[
     claims = replace(check.claims, premises=premises)
     claims = replace(claims, features=claims.features - {Feature.CAUSAL} if premises.causal else claims.features)
     check, notes = _implying(replace(check, claims=claims)), [f"always {', '.join(premises.settings())}"]
-    return _causal_with_others(check, notes) if premises.causal else (check, notes)
+    if premises.causal:
+        return _causal_with_others(check, notes)
+    if premises.rotary_base is None:
+        return check, notes
+    check, unequal = without_unequal_lengths(check)  # nothing states at which positions its keys would be
+    return check, [*notes, *unequal]
 
 
 def causal(check: ClaimCheck) -> ClaimCheck:

@@ -131,9 +131,9 @@ def _unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
 
 
 def without_unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
-    """The check with as many queries as keys where it raises otherwise, of what is always causal; and a note.
+    """The check with as many queries as keys where it raises otherwise, if it is always causal or rotates; and a note.
 
-    Without a flag nothing promises which of the later keys other queries see.
+    Without a flag nothing promises which of the later keys other queries see, and where keys are.
     """
     tried = [check.run(case) for case in UNEQUAL] if Feature.CROSS in check.claims else []
     if not any(each.error for each in tried) or check.run(PLAIN).error:

@@ -8,8 +8,18 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, ClaimCheck, near_outputs
+from attention_conformance.implementations.discovery.claim_checks import (
+    BIASED,
+    CAUSAL,
+    MASKED,
+    NO_EFFECT,
+    RAISES,
+    ClaimCheck,
+    near_outputs,
+)
+from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.modules.module_masks import is_published, shaped
+from attention_conformance.implementations.discovery.vocabulary import OPTIONS
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
@@ -42,3 +52,15 @@ def without_flags(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list
         return check, []
     lost = {*KINDS, Feature.MASK_GRADIENT}
     return check.without(lost), ["masks not claimed: only whether one is given matters, and not what it holds"]
+
+
+def without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> tuple[ClaimCheck, list[str]]:
+    """The check without what only a **kwargs takes, and that raises, or changes nothing if it is not promised."""
+    cases = {"bool_mask": MASKED, "float_mask": BIASED, "key_padding_mask": PADDED, "is_causal": CAUSAL}
+    features = {f: cases[o] for o in call.options.swallowed & set(cases) for f in OPTIONS[o].features}
+    features = {feature: case for feature, case in features.items() if feature in check.claims}
+    raising = {feature for feature, case in features.items() if check.run(case).error}
+    ignored = {f for f, case in features.items() if f not in raising and not promised and check.ignores(case)}
+    lost = {NO_EFFECT: ignored, RAISES: raising}
+    notes = [f"{', '.join(sorted(names))} not claimed: {why}" for why, names in lost.items() if names]
+    return check.without(ignored | raising), notes

@@ -24,10 +24,8 @@ from attention_conformance.implementations.discovery.claim_checks import (
     EVERYWHERE,
     EXTENTS,
     MASKED,
-    NO_EFFECT,
     OPTION_CASES,
     PLAIN,
-    RAISES,
     ClaimCheck,
     check_answer,
     core_claims,
@@ -52,7 +50,7 @@ from attention_conformance.implementations.discovery.mask_notes import mask_find
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
 from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built, with_groups
 from attention_conformance.implementations.discovery.modules.dropping import RATE, with_dropout
-from attention_conformance.implementations.discovery.modules.flag_masks import without_flags
+from attention_conformance.implementations.discovery.modules.flag_masks import without_flags, without_swallowed
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.layout import (
     fit_of_call,
@@ -63,9 +61,12 @@ from attention_conformance.implementations.discovery.modules.layout import (
 )
 from attention_conformance.implementations.discovery.modules.left_out import left_out
 from attention_conformance.implementations.discovery.modules.left_padding import without_rows_emptied_twice
-from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
-from attention_conformance.implementations.discovery.modules.module_forms import found_form, norms_inside
+from attention_conformance.implementations.discovery.modules.module_forms import (
+    found_form,
+    norms_inside,
+    refuse_small_heads,
+)
 from attention_conformance.implementations.discovery.modules.module_masks import (
     SHAPES,
     as_seen,
@@ -78,8 +79,8 @@ from attention_conformance.implementations.discovery.modules.neutrals import wor
 from attention_conformance.implementations.discovery.modules.own_cache import InPieces, calls_in_pieces, unused_caches
 from attention_conformance.implementations.discovery.modules.promises import has_published_interface, is_unscaled
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
-from attention_conformance.implementations.discovery.modules.whole_modules import as_built
-from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm
+from attention_conformance.implementations.discovery.modules.whole_modules import as_built, without_effect
+from attention_conformance.implementations.discovery.vocabulary import MaskForm
 from attention_conformance.spec.cases import Case, Layout, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, DefaultScale, Polarity
 from attention_conformance.spec.features import Feature, Scope
@@ -189,6 +190,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check = replace(check, adapt=partial(module_run, make))
     first, second = check.run(PLAIN), check.run(PLAIN)
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
+    if variant is None and not has_published_interface(kind):
+        refuse_small_heads(make, call)
     evaluating = not second.error and not equal_outputs(first, second)
     check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
     call, check, masks = with_mask_form(call, check, observed, has_published_interface(kind))
@@ -205,25 +208,13 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
     check, flags = without_flags(call, check) if observed else (check, [])
     check, seen = as_seen(call, check) if observed else (check, [])
-    check, swallowed = _without_swallowed(call, check, has_published_interface(kind))
+    check, swallowed = without_swallowed(call, check, has_published_interface(kind))
     seen = [*masks, *flags, *seen, *swallowed]
     plain = check.run(PLAIN)
     extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))
     always = replace(NO_PREMISES if variant is None else variant.premises, causal=False, length=length)
     notes = (*ignored_parts(parts(plain), extras), *seen)
     return ModulePlan(make, call, evaluating, extras, check, notes, always, norms_inside(make, call))
-
-
-def _without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> tuple[ClaimCheck, list[str]]:
-    """The check without what only a **kwargs takes, and that raises, or changes nothing if it is not promised."""
-    cases = {"bool_mask": MASKED, "float_mask": BIASED, "key_padding_mask": PADDED, "is_causal": CAUSAL}
-    features = {f: cases[o] for o in call.options.swallowed & set(cases) for f in OPTIONS[o].features}
-    features = {feature: case for feature, case in features.items() if feature in check.claims}
-    raising = {feature for feature, case in features.items() if check.run(case).error}
-    ignored = {f for f, case in features.items() if f not in raising and not promised and check.ignores(case)}
-    lost = {NO_EFFECT: ignored, RAISES: raising}
-    notes = [f"{', '.join(sorted(names))} not claimed: {why}" for why, names in lost.items() if names]
-    return check.without(ignored | raising), notes
 
 
 def _features(make: Constructor, call: ModuleCall) -> frozenset[Feature]:
@@ -289,6 +280,7 @@ def module_candidate(
     given = plan.call.of_context.values()
     judged = replace(check, claims=claims)
     findings = mask_findings(kind, plan.call.options, judged, given) | unused_caches(kind, alternatives)
+    findings = findings | without_effect(modes, plan.make, plan.call, judged)
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
     check = check.stating(*left_out(plan.make, plan.call))
     before = [*always, *plan.call.options.notes, *mode, *check.stated]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.as_built import AsBuilt, Call
+from attention_conformance.implementations.adapters.as_built import AsBuilt, Call, HeadAxes
 from attention_conformance.implementations.adapters.modes import Modes
 from attention_conformance.implementations.api.contract import Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
@@ -22,7 +22,7 @@ from attention_conformance.implementations.discovery.modules.constructors import
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
-from attention_conformance.implementations.discovery.modules.parameters import patterns
+from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES
@@ -50,15 +50,59 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     direct = replace(call, tap="")
     run = AsBuilt(partial(built_for, whole, True), Chosen(direct, ()), causal=causal)
     drops = any("drop" in type(part).__name__.lower() for part in module.modules()) or bool(make.rates)
-    run = replace(run, trained=not (summed or drops))
+    run = replace(run, trained=not (summed or drops), heads=None if premises.alibi else _head_axes(whole))
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
     unordered = unordered and not sized and all(_is_of_tokens(part, make) for part in parts)
     pieces: Mapping[str, Call] = dict(calls_in_pieces(make.kind, direct)) if premises.causal else {}
     every = replace(run, unordered=unordered, pieces=pieces)
     evaluated = replace(every, trained=False)
-    attempts = (every, evaluated, replace(evaluated, pieces={}), replace(evaluated, pieces={}, unordered=False))
+    alike = replace(evaluated, heads=None)
+    attempts = (every, evaluated, alike, replace(alike, pieces={}), replace(alike, pieces={}, unordered=False))
     usable = next((each for each in attempts if _answers(each, check)), None)
     return {} if usable is None else {Feature.AS_BUILT: usable}
+
+
+def without_effect(modes: Modes, make: Constructor, call: ModuleCall, check: ClaimCheck) -> dict[str, str]:
+    """Parameters of its parts that change nothing, with the reason; none where it is given what changes nothing."""
+    run, fitted = modes.get(Feature.AS_BUILT), fit(PLAIN, check.claims)
+    if not isinstance(run, AsBuilt) or call.tables or isinstance(fitted, Unsupported):
+        return {}
+    problem = build(fitted, WIDE).forward_only()
+    with torch.random.fork_rng(devices=[]):
+        idle = safe_call(lambda: run.without_effect(problem.fresh(), check.device)).value or ()
+    parts = tuple(make.left_out)
+    unknown = [p for p in idle if p.startswith(parts) or any(pattern in make.held for pattern, _ in patterns(p))]
+    return dict.fromkeys(unknown, "it changes nothing in the answer")
+
+
+def _head_axes(make: Constructor) -> HeadAxes | None:
+    """Which axes of its parameters count heads, seen where it is built with other numbers of them; None if unknown."""
+    if make.kv_heads or make.grouped or make.one_head:
+        return None
+    outcomes = {heads: safe_call(partial(make, 2 * WIDTH, heads)).value for heads in (2, 4)}
+    one, other = outcomes.values()
+    if one is None or other is None:
+        return None
+    known, shapes = _known(make, one), [{n: p.shape for n, p in module.named_parameters()} for module in (one, other)]
+    if shapes[0].keys() != shapes[1].keys():
+        return None
+    axes: dict[str, tuple[int, ...]] = {}
+    for path, shape in shapes[0].items():
+        if path in known:
+            continue
+        owner = one.get_submodule(path.rpartition(".")[0])
+        pairs = [*enumerate(zip(shape, shapes[1][path], strict=True))]
+        inputs = {1} if isinstance(owner, nn.Linear) and len(shape) == 2 else set()
+        if any(2 * WIDTH in pair and axis not in inputs for axis, pair in pairs):
+            return None
+        axes[path] = tuple(axis for axis, pair in pairs if pair == (2, 4))
+    return HeadAxes(make.find_places, axes)
+
+
+def _known(make: Constructor, module: nn.Module) -> set[str]:
+    """The paths of parameters of a module whose places are known."""
+    named = make.places or find_places(module)
+    return {path for path, _ in module.named_parameters() if any(pattern in named for pattern, _ in patterns(path))}
 
 
 def _parts(module: nn.Module, make: Constructor) -> Iterator[nn.Module]:

@@ -185,6 +185,22 @@ def test_windows_rotations_and_bounds_of_scores_are_recognised(make: Make, alway
     assert_conforms(made)
 
 
+def test_rotations_of_as_many_keys_as_queries_are_a_limit(make: Make) -> None:
+    """One table for both, as many are written, says nothing of other keys."""
+    one_table = (
+        ROTATED
+        + """
+def f(q, k, v):
+    table = rotated_rows(torch.ones_like(q)) - rotated_rows(torch.ones_like(q))
+    return attend(rotated_rows(q), rotated_rows(k) + table, v)[0]
+"""
+    )
+    made = make(one_table)
+    assert "fewer or more queries than keys not claimed: RuntimeError" in made.about
+    assert premises(made) == Premises(rotary_base=10000.0)
+    assert_conforms(made)
+
+
 def test_a_bound_of_the_scores_of_a_module_is_recognised(make: Make) -> None:
     made = make(CAPPED_MODULE)
     assert premises(made) == Premises(softcap=20.0)

@@ -10,7 +10,7 @@ from attention_conformance.implementations.discovery.modules.constructors import
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape
 from attention_conformance.spec.conventions import RotaryPairing
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, refused
 
 __all__ = ["make"]
 
@@ -253,3 +253,21 @@ def test_heads_with_tables_of_their_own_are_built_in_little_memory(heads: int, t
     module = constructor(Triangles)(256, heads)
     assert isinstance(module, Triangles)
     assert module.tokens == tokens
+
+
+def test_what_breaks_at_small_heads_is_not_judged_by_its_names(make: Make) -> None:
+    """A part of each head is rotated, of which nothing is left in small ones."""
+    message = refused(
+        make,
+        """
+class f(nn.Module):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.h, self.qkv, self.out = num_heads, nn.Linear(embed_dim, 3 * embed_dim), nn.Linear(embed_dim, embed_dim)
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        first, second = q[..., : q.shape[-1] // 4].chunk(2, -1)
+        return self.out(attend(q, k, v)[0].transpose(1, 2).flatten(2)) + 0 * first.sum() * second.sum()
+""",
+    )
+    assert "heads of 4 components raise ValueError: not enough values" in message

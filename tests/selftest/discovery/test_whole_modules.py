@@ -79,6 +79,19 @@ def test_training_is_evaluation_where_nothing_is_dropped(make: Make, wrong: bool
     )
 
 
+@pytest.mark.parametrize(
+    ("spread", "wrong"), [("repeat_interleave(x.shape[-1] // self.h)", False), ("repeat({})", True)]
+)
+def test_heads_move_with_all_their_parameters(make: Make, spread: str, wrong: bool) -> None:
+    each = f"self.to_gate.{spread.format('x.shape[-1] // self.h')}.unflatten(0, (self.h, -1))[:, None]"
+    assert is_caught(make, gated(each, gate="nn.Parameter(torch.ones(heads))")) is wrong
+
+
+@pytest.mark.parametrize(("opened", "idle"), [("(1 + 0 * self.to_gate(x)).mT[..., None]", True), (TRANSPOSED, False)])
+def test_a_parameter_that_changes_nothing_is_not_judged(make: Make, opened: str, idle: bool) -> None:
+    assert ("to_gate.weight" in make(gated(opened)).findings) is idle
+
+
 def test_a_part_that_knows_places_may_do_so(make: Make) -> None:
     placed = "nn.Parameter(torch.zeros(99, heads))"
     assert not is_caught(make, gated("(1 + self.to_gate[: x.shape[1]]).mT[..., None]", gate=placed))
