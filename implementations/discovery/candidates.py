@@ -118,7 +118,8 @@ def _with_parameters(target: object) -> object:
     if not torch:
         return target
     from attention_conformance.implementations.discovery.modules.array_modules import array_module  # imports torch
-    from attention_conformance.implementations.discovery.modules.held_arrays import plain_class, weighted_function
+    from attention_conformance.implementations.discovery.modules.held_arrays import plain_class
+    from attention_conformance.implementations.discovery.modules.weighted import weighted_function
 
     if not isinstance(target, type):
         return weighted_function(target) or target
