@@ -118,7 +118,8 @@ def _with_parameters(target: object) -> object:
     if not torch:
         return target
     from attention_conformance.implementations.discovery.modules.array_modules import array_module  # imports torch
-    from attention_conformance.implementations.discovery.modules.held_arrays import plain_class, weighted_function
+    from attention_conformance.implementations.discovery.modules.held_arrays import plain_class
+    from attention_conformance.implementations.discovery.modules.weighted import weighted_function
 
     if not isinstance(target, type):
         return weighted_function(target) or target
@@ -132,7 +133,8 @@ def _class_as_function(target: object) -> Callable[..., Any] | None:
     """What a class without parameters of its own computes, if the target is one."""
     if not torch or not isinstance(target, type):
         return None
-    from attention_conformance.implementations.discovery.modules.op_modules import as_function  # imports torch
+    from attention_conformance.implementations.discovery.modules.array_modules import weighs_late  # imports torch
+    from attention_conformance.implementations.discovery.modules.op_modules import as_function
     from attention_conformance.implementations.discovery.shipped.shipped_planned import as_planned
 
-    return as_planned(target) or as_function(target)
+    return as_planned(target) or (None if weighs_late(target) else as_function(target))

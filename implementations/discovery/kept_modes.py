@@ -43,10 +43,12 @@ def own_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, li
     of its own, and not be copied where it keeps its last answer.
     """
     error_of = partial(_any_error, check)
-    saved, copied = (modes(mode) for mode in (Feature.SAVED, Feature.COPIED))
-    if error_of(copied[Feature.COPIED]):
-        copied = modes(Feature.COPIED, whole=False)
-    claimed, notes = _without_raising(saved | copied, error_of)
+    saved = modes(Feature.SAVED)
+    claimed, notes = _without_raising(saved, error_of)
+    copied, why = _without_raising(modes(Feature.COPIED), error_of)
+    if why:
+        copied, why = _without_raising(modes(Feature.COPIED, whole=False), error_of)
+    claimed, notes = claimed | copied, [*notes, *why]
     if Feature.SAVED in claimed and Feature.VIEWS in check.claims:
         errors = (check.error_of(saved[Feature.SAVED], case) for case in STRIDED)
         if error := next(filter(None, errors), ""):
@@ -58,11 +60,10 @@ def own_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, li
 def _any_error(check: ClaimCheck, run: Run) -> str:
     """What it raises in a plain call, with gradients, or with a mask; each where it is claimed."""
     kinds = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
-    cases = [PLAIN, *(case for feature, case in kinds.items() if feature in check.claims)]
-    errors = [check.error_of(run, case) for case in cases]
-    if Feature.GRADIENTS in check.claims:
-        errors.append(check.error_of(run, gradients=True))
-    return next(filter(None, errors), "")
+    cases = [case for feature, case in kinds.items() if feature in check.claims]
+    gradients = Feature.GRADIENTS in check.claims
+    errors = (check.error_of(run, case) for case in cases)
+    return check.error_of(run, gradients=gradients) or next(filter(None, errors), "")
 
 
 def _without_raising(wanted: Modes, error_of: Callable[[Run], str]) -> tuple[Modes, list[str]]:

@@ -57,6 +57,7 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     without_ignored,
     without_mask_objects,
 )
+from attention_conformance.implementations.discovery.functions.needed_tables import with_needed_tables
 from attention_conformance.implementations.discovery.functions.on_request import with_all_it_returns
 from attention_conformance.implementations.discovery.functions.one_input import OneInput, of_one_input
 from attention_conformance.implementations.discovery.functions.one_key_head import OneKeyHead, with_key_heads
@@ -100,11 +101,8 @@ if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.functions.laid_out import LaidOut
 
 torch = optional("torch")
-
-
 ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
 """The error of a function that does not work on NumPy arrays; its error for tensors is more useful."""
-
 PUBLISHED_FLAG = "is_causal"
 """The flag of torch and JAX, whose triangle starts top left; other names promise no corner."""
 ALWAYS = EVERYWHERE | {Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}
@@ -129,10 +127,13 @@ def function_candidate(
     """
     if not torch or as_shipped(function, interfaces()):
         return _usual_candidate(name, function, settings, device, premises)
-    from attention_conformance.implementations.discovery.functions.answers import with_output_first
     from attention_conformance.implementations.discovery.functions.laid_out import attends_elsewhere
+    from attention_conformance.implementations.discovery.functions.merged_heads import with_plain_output
 
-    function = with_output_first(function, device)
+    if (needed := with_needed_tables(function)) is not None:
+        made = function_candidate(name, needed, settings, device, premises)
+        return replace(made, about=f"{made.about}; {needed.about}", stated=(*made.stated, needed.about))
+    function = with_plain_output(function, device)
     usual = partial(_usual_candidate, name, settings=settings, device=device, premises=premises)
     try:
         made = usual(function)

@@ -159,7 +159,10 @@ class LaidOut:
 
 
 def attends_elsewhere(made: Implementation, device: str) -> bool:
-    """Whether it attends along another axis: heads change each other, or each query sees the key at its place alone."""
+    """Whether it answers in another layout, or attends along another axis.
+
+    That is so where heads change each other, or each query sees the key at its place alone.
+    """
     if made.claims.premises.window_left == made.claims.premises.window_right == 0:
         return True
     fitted = fit(PLAIN, made.claims)
@@ -172,8 +175,10 @@ def attends_elsewhere(made: Implementation, device: str) -> bool:
     before, after = (
         safe_call(partial(made.run, each.fresh(), device)).value for each in (problem, problem.but(value=value))
     )
-    if before is None or after is None or before.output.shape != problem.query.shape:
+    if before is None or after is None:
         return False
+    if before.output.shape != (*problem.query.shape[:3], problem.value.shape[3]):
+        return True
     return not near(np.asarray(after.output[:, 1:], float), np.asarray(before.output[:, 1:], float), dtype)
 
 

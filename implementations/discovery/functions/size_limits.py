@@ -12,6 +12,7 @@ from typing import Any
 from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
 from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
+from attention_conformance.implementations.discovery.functions.needed_tables import has_tables
 from attention_conformance.spec.cases import Case, Layout
 from attention_conformance.spec.features import Feature
 
@@ -90,7 +91,8 @@ def _widths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     given = _limits(check)
     free = _with(check, replace(given, widths=())) if given.widths else check
     tried = [free.run(PLAIN.sized(d_k=width, d_v=width)) for width in ODD_WIDTHS]
-    if not any(each.refused or (each.error and given.widths) for each in tried):
+    told = bool(given.widths) or has_tables(check.function)
+    if not any(each.refused or (each.error and told) for each in tried):
         return free, ""
     taken = tuple(w for w in WIDTHS if not free.run(PLAIN.sized(d_k=w, d_v=w)).error)
     limits = replace(given, widths=taken or given.widths)
@@ -117,9 +119,10 @@ def _in_blocks(check: ClaimCheck, block: int) -> ClaimCheck:
 
 def _unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     flags = (False, True) if Feature.CAUSAL in check.claims else (False,)
+    one_table = has_tables(check.function)
     for causal in flags:
         refused = [check.run(case) for case in (FEW_CAUSAL if causal else UNEQUAL)]
-        fewer, more = (each.refused for each in refused)
+        fewer, more = (each.refused or (one_table and bool(each.error)) for each in refused)
         if fewer or more:
             limits = replace(_limits(check), fewer=not fewer, more=not more, of_causal=causal)
             under = " under a causal flag" if causal else ""

@@ -47,11 +47,17 @@ def _once(made: Callable[..., Held]) -> Callable[..., Held]:
 
 def array_module(kind: type) -> type[nn.Module] | None:
     """A class of one of these libraries as a module; None for any other class."""
-    packages = [base.__module__ for base in kind.__mro__]
-    for start, made in MAKERS.items():
-        if any(package == start or package.startswith(f"{start}.") for package in packages):
-            return made(kind)
-    return None
+    return next((made(kind) for start, made in MAKERS.items() if _is_of(kind, start)), None)
+
+
+def weighs_late(kind: type) -> bool:
+    """Whether its weights are made in the first call, so that an object that was just built shows none."""
+    return any(_is_of(kind, start) for start in ("flax.linen", "haiku", "keras"))
+
+
+def _is_of(kind: type, package: str) -> bool:
+    """Whether one of its bases is of that package."""
+    return any(f"{base.__module__}.".startswith(f"{package}.") for base in kind.__mro__)
 
 
 def _constructor(kind: type) -> list[inspect.Parameter]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
-import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from dis import get_instructions
+from inspect import Parameter
 from itertools import islice, product
-from types import CodeType
-from typing import Any
 
 from torch import nn
 
@@ -22,9 +18,11 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     SQUARES,
     WINDOWS,
     Size,
+    compared,
     size_of,
 )
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, constructor
+from attention_conformance.implementations.discovery.modules.file_sizes import sizes_in_file
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor, own_names, required
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -37,6 +35,8 @@ GUESSES = (Size.NOTHING, Size.WIDTH, Size.HEADS, Size.FLAG)
 OF_A_HEAD = {"d", "k", "v", "q", "head", "key", "keys", "value", "values", "query", "queries"}
 WIDTHS = {"dim", "size", "width", "features", "channels", "units", "embed", "embd", "emb", "d", "hidden", "model", "c"}
 """Words in the names of widths: of one head perhaps, and of any."""
+RANKS = {"rank", "latent"}
+"""Words in the names of widths of what is projected twice; as wide as the inputs, one of both can be the identity."""
 OF_WINDOWS = {"window", "resolution"}
 """Words in the names of the sides of windows and images."""
 OF_MODES = {"self", "cross", "encoder"}
@@ -77,20 +77,21 @@ def _modes(kind: type[nn.Module]) -> list[str]:
 
 def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
     parameters = [p for p in of_constructor(kind).parameters.values() if not is_variadic(p)]
-    in_file = _globals(kind)
+    in_file = sizes_in_file(kind)
     groups = own_names({"num_kv_heads": Option(GROUPS)}, {p.name for p in parameters})
-    choices = {p.name: possible for p in parameters if (possible := _choices(p))}
+    texts = {p.name: text for p in parameters if required(p) and isinstance(text := compared(kind, p.name), str)}
+    choices = {p.name: possible for p in parameters if p.name not in texts and (possible := _choices(p))}
     for chosen in product(*choices.values()):
         sizes = dict(zip(choices, chosen, strict=True))
         counted = {*sizes.values(), *in_file.values()}
         if Size.WIDTH in counted | ({Size.WIDTH} if Size.HEAD_WIDTH in counted and not in_file else set()):
             others = {n: s for n, s in in_file.items() if s not in sizes.values()}
             guessed = tuple(n for n, possible in choices.items() if possible is GUESSES and sizes[n] in GUESSES[1:3])
-            made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed)
+            made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed, options=texts)
             yield replace(made, tokens=SQUARE) if counted & {*SQUARES} else made
 
 
-def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
+def _choices(parameter: Parameter) -> tuple[Size, ...]:
     """What it may count; nothing where it may be left out."""
     size, words = size_of(parameter.name), words_of(parameter.name)
     short = size is Size.LENGTH and type(parameter.default) is int and 0 < parameter.default < LONGEST
@@ -108,40 +109,15 @@ def _choices(parameter: inspect.Parameter) -> tuple[Size, ...]:
     if not required(parameter):
         return ()
     if words & OF_WINDOWS:
-        return WINDOWS
+        return (*WINDOWS, Size.LENGTH)
     if words & ROTARY:
         return (Size.TURNS, *ROTATIONS[:2]) if words & {"freqs", "cis"} else ROTATIONS
     if "head" in words or "heads" in words:
         return Size.HEADS, Size.HEAD_WIDTH
-    if words & WIDTHS:
+    if words & WIDTHS or words & RANKS:
         return (Size.WIDTH,)
     if parameter.annotation in (bool, "bool") or "causal" in words:
         return (Size.FLAG,)
     if words & MOST_WORDS:
         return (Size.LENGTH,)
     return GUESSES
-
-
-def _globals(kind: type[nn.Module]) -> dict[str, Size]:
-    """The variables of its file that its code, or that of another class there, names as sizes.
-
-    Those that the file sets only as it is run as a program are not set yet.
-    """
-    space: Mapping[str, Any] = getattr(kind.__init__, "__globals__", {})
-    own = [each for each in vars(kind).values() if inspect.isfunction(each)]
-    names = {name for function in own for name in _names(function.__code__)}
-    inner = [space[name] for name in names if isinstance(space.get(name), type) and issubclass(space[name], nn.Module)]
-    for each in inner:
-        if each.__module__ == kind.__module__:
-            names |= {name for f in vars(each).values() if inspect.isfunction(f) for name in _names(f.__code__)}
-    numbers = [name for name in sorted(names) if type(space.get(name, 0)) in (int, float)]
-    found = {name: size for name in numbers if (size := size_of(name)) and not hasattr(builtins, name)}
-    return found if Size.WIDTH in found.values() else {}
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """The variables of its file that code reads, inner functions included."""
-    yield from (each.argval for each in get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

@@ -204,7 +204,7 @@ class Settings:
             if hasattr(self._defaults, name):
                 return getattr(self._defaults, name)
             if self._lenient:
-                return _compared(self._kind, name)
+                return compared(self._kind, name)
             raise AttributeError(f"the setting {name!r} is not known")
         return value_of(size, *self._sizes)
 
@@ -231,10 +231,10 @@ def of_part(name: str) -> str:
     return rest if part.lower() in MODEL_PARTS else name
 
 
-def _compared(kind: Any, name: str) -> object:
-    """A setting of an unknown name: the first text that the code of a class compares it with, or else False."""
+def compared(kind: Any, name: str) -> object:
+    """What an unknown name may be: the first text that the code of a class compares it with, or else False."""
     text = safe_call(lambda: inspect.getsource(kind)).value or ""
-    found = re.search(rf"\.{name}\s*(?:==|in)\s*[\[({{]?\s*([\"'])([\w-]+)\1", text)
+    found = re.search(rf"\b{name}\s*(?:==|in)\s*[\[({{]?\s*([\"'])([\w-]+)\1", text)
     return found.group(2) if found else False
 
 
@@ -256,7 +256,8 @@ def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = Fa
     It has as many heads of keys and values as of queries where `kv_heads` is 0.
     """
     own = getattr(kind, "original", kind)  # of a mirror
-    hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(own.__init__)).value or {}
+    reads: Any = getattr(own, "__init__", None) if isinstance(own, type) else own
+    hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(reads)).value or {}
     hint = hints.get(name)
     if not (isinstance(hint, type) and is_dataclass(hint)):
         return Settings(width, heads, lenient, _defaults(kind, hint), kind, kv_heads)

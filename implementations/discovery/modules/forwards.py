@@ -62,8 +62,8 @@ LISTED = (INPUTS, ("query", "value", "key"), ("value", "key", "query"))
 MOST_TABLES = 200
 """Combinations of what is given so that it changes nothing."""
 SPATIAL: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
-    1: lambda x: x.transpose(1, 2),
-    2: lambda x: x.transpose(1, 2).unsqueeze(-1),
+    1: lambda x: x.transpose(1, 2).contiguous(),
+    2: lambda x: x.transpose(1, 2).unsqueeze(-1).contiguous(),
     3: lambda x: x.unsqueeze(2),
 }
 """An input (B, L, E) in the layouts of `ModuleCall.spatial`."""
@@ -262,7 +262,7 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
         raise TargetError(f"it defines no forward: define forward(query, key, value), {ADAPTER}")
     whole = inspect.signature(kind.forward)
     signature = whole.replace(parameters=list(whole.parameters.values())[1:])
-    inputs = _inputs(signature)
+    inputs = inputs_in(signature)
     keywords = tuple(p.name for p in inputs) if any(p.kind is p.KEYWORD_ONLY for p in inputs) else ()
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
     named = {p.name for p in inputs}
@@ -296,7 +296,7 @@ def with_context(call: ModuleCall, kind: type[nn.Module]) -> ModuleCall | None:
     """The call of one input with another of key and value, which may be left out; None where it takes none."""
     signature = inspect.signature(kind.forward)
     whole = list(signature.parameters.values())[1:]
-    inputs = _inputs(signature.replace(parameters=whole))
+    inputs = inputs_in(signature.replace(parameters=whole))
     contexts = [p.name for p in whole if not required(p) and not is_variadic(p) and _is_context(p.name)]
     if call.inputs != 1 or len(contexts) != 1 or not inputs or inputs[0].kind is inspect.Parameter.POSITIONAL_ONLY:
         return None
@@ -311,15 +311,17 @@ def _is_context(name: str) -> bool:
     return _is_input(name) and bool(words & OF_KEYS or {"key", "value"} <= words or role(name) == "key")
 
 
-def with_masks(calls: Sequence[ModuleCall]) -> Iterator[ModuleCall]:
-    """The calls with a mask in each, for a module whose mask may be left out as it is called, but has to be given."""
-    for call, mask in product(calls, MASKS):
-        name = call.options.named.spelled.get("bool_mask", "")
-        if name and name not in call.tables:
-            yield replace(call, tables={**call.tables, name: mask})
+def with_needed(calls: Sequence[ModuleCall]) -> Iterator[ModuleCall]:
+    """The calls with a mask, or with positions, for a module that needs them, though they may be left out."""
+    several = [combination for combination in product((None, Neutral.PLACES), (None, *MASKS)) if any(combination)]
+    for call, given in product(calls, sorted(several, key=lambda each: None not in each)):
+        own = [call.options.named.spelled.get(option, "") for option in ("query_positions", "bool_mask")]
+        tables = {name: each for name, each in zip(own, given, strict=True) if each is not None}
+        if "" not in tables and not {*tables} & {*call.tables}:
+            yield replace(call, tables={**call.tables, **tables})
 
 
-def _inputs(signature: inspect.Signature) -> list[inspect.Parameter]:
+def inputs_in(signature: inspect.Signature) -> list[inspect.Parameter]:
     """The parameters that are inputs: those called query, key and value, or else those by position that are required.
 
     Raises:

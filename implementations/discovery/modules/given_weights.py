@@ -1,17 +1,23 @@
-"""Weights that are given: to constructors as arrays, and to functions in dictionaries whose keys a first call shows."""
+"""Weights that are given: to constructors and functions as arrays, or in dictionaries whose keys a call shows."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.modules.constructor_names import NAMES, Size, size_of
+from attention_conformance.implementations.discovery.modules.constructor_names import (
+    GROUPS,
+    NAMES,
+    Size,
+    size_of,
+    value_of,
+)
 from attention_conformance.implementations.discovery.modules.parameters import LAYERS
 from attention_conformance.implementations.discovery.signatures import required, role
 
@@ -19,29 +25,86 @@ ROLE = r"(?:q|k|v|o|0|out|output|qkv|kv|concat|query|key|value|queries|keys|valu
 HOLDER = r"(?:w|b|bias|weights?|kernel|proj|projection)"
 WEIGHT = re.compile(rf"^(?:{HOLDER}_?{ROLE}|{ROLE}_?{HOLDER}|{HOLDER}_{ROLE}_?{HOLDER}?)$", re.IGNORECASE)
 """Names of arguments that are weights or biases."""
+OF_LAYER = re.compile(r"^(\w+)_(w|b|weight|bias|kernel)$", re.IGNORECASE)
+"""Names of the weight or the bias of a layer."""
+OF_BLOCK = re.compile(r"^(?:[a-z]*_?\d+_|(?:attn|attention|mha|self_attn)_)", re.IGNORECASE)
+"""What a key may state before that: the number of a block, or that it is of attention."""
 WHOLE = {"params", "parameters", "weights", "p", "w", "theta", "state_dict"}
 """Names of a dictionary of all weights."""
 PAIRS = (("w", "b"), ("weight", "bias"), ("kernel", "bias"), ("W", "b"), ("w",), ("weight",))
 """Keys of the dictionary of one layer."""
+LISTS = (("qkv", "o"), ("q", "k", "v", "o"), ("q", "k", "v"))
+"""What the layers in a list hold."""
 OF_BIAS = re.compile(r"^(b|bias)(_|[A-Z]|[qkvo]|out|$)|_(b|bias)$")
 """Names of biases."""
+COUNTS = (Size.WIDTH, Size.HEADS, Size.HEAD_WIDTH)
+"""Sizes that lie among weights, or come with them."""
+
+
+class Axes(StrEnum):
+    """The axes of weights that are given."""
+
+    FLAT = "(E, H * d), of the output (H * d, E)"
+    HEADS_LAST = "(E, H, d), of the output (H, d, E)"
+    HEADS_FIRST = "(H, E, d), of the output (H * d, E)"
+    ALL_HEADS_FIRST = "(H, E, d), of the output (H, d, E)"
+
+
+def layer_of(name: str) -> str:
+    """The roles of the layer whose weight or bias has this name, such as c_attn_w; nothing where there is none."""
+    found = OF_LAYER.match(name)
+    return LAYERS.get(found[1].lower(), "") if found else ""
+
+
+def path_of(name: str) -> str:
+    """Where the weight of this name lies in a module: that of a layer in one of its name."""
+    found = None if WEIGHT.match(name) else OF_LAYER.match(name)
+    return f"{found[1]}.{found[2]}" if found and layer_of(name) else name
 
 
 def roles_in(name: str) -> str:
     """The roles that the name of a weight states."""
+    if not WEIGHT.match(name) and (roles := layer_of(name)):
+        return roles
     word = re.sub(rf"^{HOLDER}_?(?={ROLE})|_?{HOLDER}$", "", name, count=1, flags=re.IGNORECASE).lower().strip("_")
     return word if word in ("qkv", "kv") else word[:1]
 
 
-def weight_named(name: str, width: int, roles: str = "") -> Any:
-    """A weight (E, n * E) or bias (n * E,)."""
-    columns = max(1, len(roles or roles_in(name))) * width
-    return np.ones((columns,) if OF_BIAS.search(name) else (width, columns), np.float32) / width
+@dataclass(frozen=True)
+class Weights:
+    """How weights are made whose names state what they hold.
+
+    Attributes:
+        width: of the inputs.
+        heads: of attention.
+        axes: theirs.
+        matrices: whether the name of a layer is that of its matrix, and no dictionary.
+        into: what makes an array of the kind that is taken.
+    """
+
+    width: int
+    heads: int = 1
+    axes: Axes = Axes.FLAT
+    matrices: bool = False
+    into: Callable[[Any], Any] = np.asarray
+
+    def named(self, name: str, roles: str = "") -> Any:
+        """A weight or bias with these axes; FLAT is (E, n * E) and (n * E,) for n roles."""
+        roles = roles or roles_in(name)
+        columns, is_bias = max(1, len(roles)) * self.width, OF_BIAS.search(name) is not None
+        shape: tuple[int, ...] = (columns,) if is_bias else (self.width, columns)
+        if self.axes is not Axes.FLAT and roles not in ("o", "0", "c"):
+            each = (columns // self.heads,) if is_bias else (self.width, columns // self.heads)
+            last = self.axes is Axes.HEADS_LAST
+            shape = (*each[:-1], self.heads, each[-1]) if last else (self.heads, *each)
+        elif self.axes in (Axes.HEADS_LAST, Axes.ALL_HEADS_FIRST) and not is_bias:
+            shape = (self.heads, self.width // self.heads, self.width)
+        return self.into(np.ones(shape, np.float32) / self.width)
 
 
 def is_given(parameter: inspect.Parameter) -> bool:
     """Whether a parameter has to be given and is, by its name, a weight or a bias."""
-    return required(parameter) and WEIGHT.match(parameter.name) is not None
+    return required(parameter) and (WEIGHT.match(parameter.name) is not None or bool(layer_of(parameter.name)))
 
 
 def width_in(given: Mapping[str, Any]) -> int:
@@ -56,22 +119,28 @@ def width_in(given: Mapping[str, Any]) -> int:
 
 
 class OnDemand(dict[str, Any]):
-    """A dictionary of weights, which makes each that is looked up by a name that states what it holds."""
+    """A dictionary of weights, which makes each that is looked up by a name that states what it holds.
 
-    def __init__(self, width: int, roles: str = "") -> None:
+    Names of sizes give those; the name of a layer gives its matrix where the weights are matrices, else a dictionary.
+    """
+
+    def __init__(self, weights: Weights, roles: str = "") -> None:
         super().__init__()
-        self.width, self.roles = width, roles
+        self.weights, self.roles = weights, roles
 
     def __missing__(self, key: str) -> Any:
         if not isinstance(key, str):
             raise KeyError(key)
-        roles = LAYERS.get(key.lower(), "")
-        if WEIGHT.match(key):
-            self[key] = weight_named(key, self.width)
-        elif self.roles:
-            self[key] = weight_named(key, self.width, self.roles)
+        name = OF_BLOCK.sub("", key)
+        roles = LAYERS.get(name.lower(), "")
+        if (size := size_of(key)) in COUNTS or key in GROUPS:
+            self[key] = value_of(size or Size.HEADS, self.weights.width, self.weights.heads)
+        elif WEIGHT.match(name):
+            self[key] = self.weights.named(name)
+        elif self.roles or (self.weights.matrices and roles):
+            self[key] = self.weights.named(name, self.roles or roles)
         else:
-            self[key] = OnDemand(self.width, roles)
+            self[key] = OnDemand(self.weights, roles)
         return self[key]
 
 
@@ -85,20 +154,28 @@ def layers_of(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter
     return layers if {*"qkv"} <= {role for p in layers for role in LAYERS[p.name.lower()]} else []
 
 
-def dictionaries(parameters: Sequence[inspect.Parameter], width: int) -> Iterator[dict[str, Any]]:
+def dictionaries(parameters: Sequence[inspect.Parameter], weights: Weights) -> Iterator[dict[str, Any]]:
     """What may be given to these parameters, the likelier first."""
-    if len(parameters) == 1 and parameters[0].name.lower() in WHOLE:
-        yield {parameters[0].name: OnDemand(width)}
+    named = weights.named
+    if len(parameters) == 1 and (name := parameters[0].name).lower() in WHOLE:
+        for matrices in (False, True):
+            yield {name: OnDemand(replace(weights, matrices=matrices))}
+        for roles in LISTS:
+            yield {name: {f"{at}_{each}": named("w", each) for at, each in enumerate(roles)}}
+            pairs = [{"0_weight": named("w", each), "1_bias": named("b", each)} for each in roles]
+            yield {name: {f"{at}_{each}": pairs[at] for at, each in enumerate(roles)}}
+        for axes in (*Axes,)[1:]:
+            yield {name: OnDemand(replace(weights, axes=axes))}
         return
-    roles = {p.name: LAYERS[p.name.lower()] for p in parameters}
+    roles_of = {p.name: LAYERS[p.name.lower()] for p in parameters}
     for number, keys in enumerate(PAIRS):
-        yield {name: {key: weight_named(key, width, each) for key in keys} for name, each in roles.items()}
+        yield {name: {key: named(key, each) for key in keys} for name, each in roles_of.items()}
         if number == 0:
-            yield {name: OnDemand(width, each) for name, each in roles.items()}
+            yield {name: OnDemand(weights, each) for name, each in roles_of.items()}
 
 
 def flattened(given: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """The arrays in dictionaries, by path."""
+    """The arrays and sizes in dictionaries, by path."""
     found: dict[str, Any] = {}
     for name, each in given.items():
         inner = f"{path}.{name}" if path else name
@@ -107,7 +184,7 @@ def flattened(given: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Dictionaries with the arrays at these paths."""
+    """Dictionaries with the arrays at these paths; a tuple where all keys begin with numbers."""
     made: dict[str, Any] = {}
     for path, array in arrays.items():
         *owners, name = path.split(".")
@@ -115,12 +192,11 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
         for owner in owners:
             inside = inside.setdefault(owner, {})
         inside[name] = array
-    return made
+    return {name: _listed(each) for name, each in made.items()}
 
 
-def shown_by(call: Callable[[Mapping[str, Any]], Any], tried: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
-    """The arrays by path of the first dictionaries with which a call raises nothing; None where there is none."""
-    for given in tried:
-        if not safe_call(partial(call, given)).error:
-            return flattened(given)
-    return None
+def _listed(given: Any) -> Any:
+    if not isinstance(given, dict) or isinstance(given, OnDemand):
+        return given
+    inside = {name: _listed(each) for name, each in given.items()}
+    return tuple(inside.values()) if inside and all(name[0].isdigit() for name in inside) else inside

@@ -1,4 +1,4 @@
-"""Held arrays: plain classes with weights among their attributes, and functions that take weights, as modules."""
+"""Held arrays: plain classes with weights among their attributes, as modules."""
 
 from __future__ import annotations
 
@@ -21,18 +21,9 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     size_of,
     value_of,
 )
-from attention_conformance.implementations.discovery.modules.given_weights import (
-    dictionaries,
-    is_given,
-    layers_of,
-    nested,
-    roles_in,
-    shown_by,
-    weight_named,
-    width_in,
-)
+from attention_conformance.implementations.discovery.modules.given_weights import Weights, is_given, width_in
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
-from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
+from attention_conformance.implementations.discovery.signatures import is_variadic, required
 
 METHODS = (
     "forward",
@@ -78,9 +69,9 @@ def plain_class(kind: type) -> type[nn.Module] | None:
     added = {SIZES[0]} - {p.name for p in own}
 
     def made(**given: Any) -> Held:
-        arrays = {name: weight_named(name, width_in(given)) for name in weights}
+        arrays = {name: Weights(width_in(given)).named(name) for name in weights}
         own = {name: each for name, each in given.items() if name not in added}
-        made = kind(**own, **arrays, **{name: random_key() for name in drawn})
+        made = _drawn(partial(kind, **own, **arrays), drawn)
         places = _weights(dict(_arrays(made, "", DEEPEST)))
         if not places:
             raise ValueError("it has no weights")
@@ -97,6 +88,16 @@ def plain_class(kind: type) -> type[nn.Module] | None:
     called = method.replace(parameters=list(method.parameters.values())[1:])
     mirror = cast("type[nn.Module]", mirror_class(kind, made, _signature(shown), called))
     return mirror if _can_be_built(mirror, shown) else None
+
+
+def _drawn(build: Callable[..., Any], drawn: Sequence[str]) -> Any:
+    """What is built with the first source of random numbers that it takes, if it needs any."""
+    sources = (random_key, lambda: np.random.default_rng(0), lambda: np.random.RandomState(0))
+    for source in sources if drawn else ():
+        outcome = safe_call(lambda: build(**{name: source() for name in drawn}))  # noqa: B023  # called at once
+        if not outcome.error:
+            return outcome.value
+    return build(**{name: random_key() for name in drawn})
 
 
 def _signature(parameters: Sequence[inspect.Parameter]) -> inspect.Signature:
@@ -162,55 +163,3 @@ def is_weight(each: Any) -> bool:
         return each.is_floating_point() and each.ndim > 0
     of_arrays = isinstance(each, np.ndarray) or is_jax(each)
     return of_arrays and getattr(each, "ndim", 0) > 0 and "float" in str(each.dtype)
-
-
-def weighted_function(function: Any) -> type[nn.Module] | None:
-    """A function that takes its weights as arguments, as a module; None where their names are not those of weights."""
-    signature = safe_call(lambda: inspect.signature(function)).value
-    if signature is None or isinstance(function, type):
-        return None
-    every = [p for p in signature.parameters.values() if not is_variadic(p)]
-    weights = [p for p in every if is_given(p)]
-    layers = [] if weights else layers_of(every)
-    roles = {each for p in weights for each in roles_in(p.name)}
-    rest = [p for p in every if p not in (*weights, *layers)]
-    if not ({"q", "k", "v"} <= roles or layers) or not any(required(p) for p in rest):
-        return None
-    sizes = [p for p in rest if required(p) and size_of(p.name) in (Size.HEADS, Size.WIDTH, Size.HEAD_WIDTH)]
-    sizes = [p for p in sizes if role(p.name) is None]
-    called = signature.replace(parameters=[p for p in rest if p not in sizes])
-    heads = any(size_of(p.name) is Size.HEADS for p in sizes)
-
-    def made(embed_dim: int, num_heads: int = 1) -> Held:
-        given = {p.name: value_of(cast(Size, size_of(p.name)), embed_dim, num_heads) for p in sizes}
-
-        def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
-            bound = dict(zip([n for n in called.parameters if n not in options], inputs, strict=False))
-            return function(**bound, **options, **nested(arrays), **given)
-
-        arrays: Mapping[str, Any] | None = {p.name: weight_named(p.name, embed_dim) for p in weights}
-        if layers:
-            x, number = np.ones((4, embed_dim), np.float32), sum(map(required, called.parameters.values()))
-            calls = [partial(answer, inputs=[rows] * number, options={}) for rows in (x[None], x)]
-            shown = (shown_by(call, dictionaries(layers, embed_dim)) for call in calls)
-            arrays = next((each for each in shown if each), None)
-        if arrays is None:
-            raise ValueError("the keys of its weights are unknown")
-        return Held(arrays, answer, _computes_with(answer, arrays, embed_dim, called))
-
-    names = SIZES if heads else SIZES[:1]
-    built = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
-    mirror = cast("type[nn.Module]", mirror_class(function, made, built, called))
-    return mirror if not layers or safe_call(lambda: mirror(12, 3)).value is not None else None
-
-
-def _computes_with(answer: Callable[..., Any], arrays: Mapping[str, Any], width: int, called: inspect.Signature) -> str:
-    """The framework whose arrays it takes."""
-    count = sum(required(p) for p in called.parameters.values())
-    x = np.ones((2, 4, width), np.float32)
-    for each in (x, x[0]):
-        found = safe_call(partial(answer, arrays, [each] * count, {})).value
-        first = found[0] if isinstance(found, tuple | list) and found else found
-        if isinstance(first, np.ndarray) or is_jax(first):
-            return framework_of(first)
-    return "torch"

@@ -22,7 +22,7 @@ from attention_conformance.implementations.discovery.modules.forwards import (
     forward_calls,
     settled,
     with_context,
-    with_masks,
+    with_needed,
 )
 from attention_conformance.implementations.discovery.modules.layout import length_first
 from attention_conformance.implementations.discovery.modules.more_than_attention import refuse_more_than_attention
@@ -105,14 +105,14 @@ def _every_form(makes: Iterator[Constructor], calls: list[ModuleCall], refused: 
 
 
 def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
-    """The forms for one way to build it, with masks given only where it raises without.
+    """The forms for one way to build it, with masks or positions given only where it raises without.
 
     Raises:
         TargetError: there is none.
     """
     refused: TargetError | None = None
-    masked = list(islice(with_masks(calls), MOST_CALLS))
-    for several, any_error in ((calls, False), (masked, False), (calls[:1], len(calls) == 1)):
+    needed = list(islice(with_needed(calls), MOST_CALLS))
+    for several, any_error in ((calls, False), (needed, False), (calls[:1], len(calls) == 1)):
         try:
             return (yield from _forms_of(make, several, any_error))
         except TargetError as error:

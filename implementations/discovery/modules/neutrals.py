@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import product
+from math import prod
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class Neutral(StrEnum):
     OF_KEYS_NOT_HIDDEN = "a mask of False (B, Lk)"
     ADDED = "zeros (B, 1, Lq, Lk)"
     LENGTHS = "the number of keys (B,)"
+    PLACES = "0, 1, 2, ... (B, Lq)"
     POSITIONS = "zeros (Lk, E)"
     ONE_POSITIONS = "zeros (1, Lk, E)"
     SAMPLE_POSITIONS = "zeros (B, Lk, E)"
@@ -92,6 +94,8 @@ class Neutral(StrEnum):
                 return zeros if self is Neutral.ZEROS else zeros[:, ::2]
             case Neutral.SAMPLE_ONES | Neutral.SAMPLE_ZEROS:
                 return (ones if self is Neutral.SAMPLE_ONES else zeros).expand(batch, -1, -1)
+            case Neutral.PLACES:
+                return torch.arange(length, device=x.device).expand(batch, -1)
             case Neutral.LENGTHS:
                 return torch.full((batch,), keys, device=x.device)
             case _ if self in ADDITIVE:
@@ -138,6 +142,10 @@ OF_KEYS = {"kv", "context", "ctx", "memory", "encoder", "source", "src", "cond"}
 """Words in the names of an input that is that of key and value."""
 
 
+MOST_SORTED = 100_000
+"""Combinations that are put in order."""
+
+
 def neutrals(name: str) -> tuple[Neutral, ...]:
     """What may be given to a parameter of this name, the likelier first."""
     words = words_of(name)
@@ -149,6 +157,8 @@ def neutrals(name: str) -> tuple[Neutral, ...]:
         return Neutral.ZERO, Neutral.NONE, Neutral.FALSE
     if "bias" in words:
         return (*OF_SCORES, Neutral.NONE)
+    if {"position", "embeddings"} <= words:
+        return Neutral.SAMPLE_COSINES_SINES, Neutral.COSINES_SINES, *PLACED, Neutral.NONE
     if words & POSITION_WORDS and not words & ROTARY_WORDS:
         return (*PLACED, *TABLES, Neutral.NONE)
     if words & TABLE_WORDS:
@@ -159,7 +169,10 @@ def neutrals(name: str) -> tuple[Neutral, ...]:
 
 
 def combined(names: Sequence[str]) -> Iterator[dict[str, Neutral]]:
-    """What may be given to several parameters at once, the likelier first; cosines and sines have the same form."""
+    """What may be given to several parameters at once, the likelier first: few of them other than their likeliest.
+
+    Cosines and sines have the same form.
+    """
     cosines = [name for name in names if neutrals(name) == COSINES]
     sines = [name for name in names if neutrals(name) == SINES]
     tied = len(cosines) == len(sines) == 1
@@ -169,8 +182,9 @@ def combined(names: Sequence[str]) -> Iterator[dict[str, Neutral]]:
             choices.append([{name: one, sines[0]: other} for one, other in zip(COSINES, SINES, strict=True)])
         elif not tied or name not in sines:
             choices.append([{name: each} for each in neutrals(name)])
-    for chosen in product(*choices):
-        yield {name: each for part in chosen for name, each in part.items()}
+    places = product(*(range(len(each)) for each in choices))
+    for chosen in sorted(places, key=sum) if prod(map(len, choices)) < MOST_SORTED else places:
+        yield {name: each for at, part in zip(chosen, choices, strict=True) for name, each in part[at].items()}
 
 
 def words_of(name: str) -> set[str]:

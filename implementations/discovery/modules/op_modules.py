@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache, update_wrapper
+from functools import cache, partial, update_wrapper
 from typing import Any, cast
 
 import torch
@@ -16,11 +16,15 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     BY_NAME,
     USUAL,
     Size,
+    settings_of,
+    settings_parameter,
     size_of,
     value_of,
 )
 from attention_conformance.implementations.discovery.modules.held_arrays import arrays_in, method_of
-from attention_conformance.implementations.discovery.signatures import is_variadic, positional, required
+from attention_conformance.implementations.discovery.probe import parts_of
+from attention_conformance.implementations.discovery.signatures import is_variadic, positional, required, role
+from attention_conformance.implementations.discovery.vocabulary import OPTIONS
 
 WIDTHS = ("dim", "d_k", "d_head", "dim_head", "head_dim", "d_model")
 """Parameters of such a constructor that take the width of a head."""
@@ -37,9 +41,10 @@ def as_function(kind: type) -> Callable[..., Any] | None:
     name = "forward" if issubclass(kind, nn.Module) else method_of(kind)
     method: Any = getattr(kind, name, None)
     undefined = method is nn.Module.forward or not inspect.isfunction(method)
-    inputs = 0 if undefined else len(positional(inspect.signature(method))) - 1
+    inputs = [] if undefined else positional(inspect.signature(method))[1:]
     if not inputs:
         return None
+    alone = len(inputs) == 1 or (role(inputs[0].name) is None and not required(inputs[1]))
     with torch.random.fork_rng(devices=[]):
         made = safe_call(lambda: _built(kind, 8, 2)).value
     if made is None or _holds_parameters(made):
@@ -47,17 +52,33 @@ def as_function(kind: type) -> Callable[..., Any] | None:
     build = cache(lambda width, heads: _built(kind, width, heads))
     parameters = list(inspect.signature(method).parameters.values())[1:]
     heads = next((p.name for p in inspect.signature(kind).parameters.values() if _counts_heads(p)), "")
+    merged = bool(heads) and len(inputs) > 2 and not alone and not _takes_heads(_called(made, name))
 
     def call(first: Any, *others: Any, **options: Any) -> Any:
-        made = build(first.shape[-1], options.pop(heads) if heads and inputs == 1 else first.shape[1])
-        called = made if isinstance(made, nn.Module) else getattr(made, name)
-        return called(first, *others, **options)
+        count = options.pop(heads) if heads and (merged or alone) else first.shape[1]
+        made = build(first.shape[-1] // count if merged else first.shape[-1], count)
+        return _called(made, name)(first, *others, **options)
 
     named = cast(Any, update_wrapper(call, kind, assigned=("__name__", "__module__", "__doc__"), updated=()))
-    if heads and inputs == 1:
+    if merged:
+        parameters.append(inspect.Parameter(heads, inspect.Parameter.KEYWORD_ONLY))
+    elif heads and alone:
         parameters.insert(1, inspect.Parameter(heads, inspect.Parameter.POSITIONAL_OR_KEYWORD))
     named.__signature__ = inspect.Signature(parameters)  # what inspect.signature reads
     return cast(Callable[..., Any], named)
+
+
+def _called(made: Any, name: str) -> Callable[..., Any]:
+    called: Callable[..., Any] = made if isinstance(made, nn.Module) else getattr(made, name)
+    return called
+
+
+def _takes_heads(call: Callable[..., Any]) -> bool:
+    """Whether it takes query, key and value with an axis of heads, and keeps that or puts heads side by side."""
+    x = torch.randn(2, 2, 5, 8)
+    parts = (parts_of(safe_call(partial(call, each, each, each)).value) for each in (x, x.numpy()))
+    shapes = (tuple(getattr(each[0], "shape", ())) for each in parts if each)
+    return any(shape in ((2, 2, 5, 8), (2, 5, 16)) for shape in shapes)
 
 
 def _applied(kind: Any) -> Callable[..., Any]:
@@ -101,11 +122,17 @@ def _built(kind: Callable[..., Any], width: int, heads: int) -> Any:
         TypeError: its constructor needs something that is not known.
     """
     given: dict[str, Any] = {}
-    for parameter in inspect.signature(kind).parameters.values():
+    signature = inspect.signature(kind)
+    settings = settings_parameter(signature)
+    for parameter in signature.parameters.values():
         name = parameter.name.lower()
         if is_variadic(parameter):
             continue
-        if size_of(name) is Size.RATE:
+        if parameter.name == settings:
+            given[settings] = settings_of(kind, settings, width * heads, heads, lenient=True)
+        elif required(parameter) and name in OPTIONS["scale"].parameters:
+            given[parameter.name] = width**-0.5
+        elif size_of(name) is Size.RATE:
             given[parameter.name] = 0.0
         elif required(parameter) and name == "temperature":
             given[parameter.name] = width**0.5

@@ -9,6 +9,8 @@ import torch
 
 from attention_conformance.implementations.adapters.arranged import Arranged
 from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.discovery.candidates import wrapped
+from attention_conformance.implementations.discovery.modules.array_modules import weighs_late
 from attention_conformance.implementations.discovery.modules.held_arrays import plain_class
 from attention_conformance.implementations.discovery.modules.promises import STATED
 from attention_conformance.implementations.discovery.modules.readings import arrangements
@@ -275,6 +277,30 @@ def test_a_class_of_another_library_is_a_module(make: Make, library: str, width:
         return
     with pytest.raises(AssertionError, match="expected"):
         assert_conforms(made)
+
+
+LATE = """
+class Module:
+    __module__ = "flax.linen.module"
+
+class f(Module):
+    def __init__(self, num_heads: int, features: int = 8):
+        self.num_heads, self.features = num_heads, features
+    def __call__(self, inputs_q, inputs_k, inputs_v):
+        raise RuntimeError("its weights are made by init")
+"""
+
+
+def test_what_makes_its_weights_in_the_first_call_is_no_function(tmp_path: Path) -> None:
+    """Flax is not installed here: a class of its name."""
+    write(tmp_path, "late.py", LATE)
+    kind = load_target(f"{tmp_path / 'late.py'}:f")
+    assert isinstance(kind, type)
+    assert weighs_late(kind)
+    assert not weighs_late(torch.nn.MultiheadAttention)
+    with pytest.raises(TargetError) as refused:
+        wrapped("late", kind, {}, "cpu")
+    assert "(B, H, L, d)" not in str(refused.value)  # as of a function
 
 
 SCORES_TOO = """

@@ -1,0 +1,228 @@
+"""Weighted functions: those that take their weights as arguments or in dictionaries, as modules."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice, product
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.modules.bare import Globals
+from attention_conformance.implementations.discovery.modules.constructor_names import (
+    GROUPS,
+    Size,
+    settings_of,
+    settings_parameter,
+    size_of,
+    value_of,
+)
+from attention_conformance.implementations.discovery.modules.file_sizes import sizes_in_file, variables_of
+from attention_conformance.implementations.discovery.modules.forwards import inputs_in
+from attention_conformance.implementations.discovery.modules.given_weights import (
+    COUNTS,
+    Axes,
+    Weights,
+    dictionaries,
+    flattened,
+    is_given,
+    layers_of,
+    nested,
+    path_of,
+    roles_in,
+)
+from attention_conformance.implementations.discovery.modules.held_arrays import SIZES, framework_of
+from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
+from attention_conformance.implementations.discovery.modules.neutrals import combined, words_of
+from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
+from attention_conformance.implementations.discovery.vocabulary import OPTIONS
+
+MOST = 24
+"""Combinations of what is given to parameters that are no inputs."""
+TOKENS = 5
+NUMBERS = {"i", "idx", "index", "id", "number", "num", "no"}
+"""Words in the name of the number of a layer."""
+NUMERIC = (inspect.Parameter.empty, int, float, "int", "float")
+"""Annotations of what is a number."""
+Told = Callable[[int, int, Sequence[int]], object]
+"""What a parameter is given, from the width, the heads and the shape of an input."""
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A function with parameters that are weights.
+
+    Attributes:
+        function: it.
+        weights: its parameters that are a weight or a bias each.
+        layers: those that are dictionaries.
+        told: those that are given a size, the usual scale, or the number of a layer.
+        settings: its parameter that is an object of settings.
+        globals: the sizes that it reads from its file.
+        inputs: its parameters that are inputs.
+        called: its other parameters, and these.
+    """
+
+    function: Callable[..., Any]
+    weights: tuple[inspect.Parameter, ...]
+    layers: tuple[inspect.Parameter, ...]
+    told: Mapping[str, Told]
+    settings: str
+    globals: Mapping[str, Size]
+    inputs: tuple[str, ...]
+    called: inspect.Signature
+
+    def answer(
+        self, width: int, heads: int, arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]
+    ) -> Any:
+        """Its answer with weights by path."""
+        bound = dict(zip([n for n in self.called.parameters if n not in options], inputs, strict=False))
+        shape = next((x.shape for x in (*inputs, *options.values()) if getattr(x, "ndim", 0) > 1), (1, 1))
+        given = {name: told(width, heads, shape) for name, told in self.told.items()}
+        if self.settings:
+            given[self.settings] = settings_of(self.function, self.settings, width, heads, lenient=True)
+        sizes = {name: value_of(size, width, heads) for name, size in self.globals.items()}
+        own = {path_of(p.name): p.name for p in self.weights}
+        arrays = {own.get(path, path): array for path, array in arrays.items()}
+        with Globals(variables_of(self.function), sizes):
+            return self.function(**bound, **options, **nested(arrays), **given)
+
+    def tried(self, weights: Weights) -> Iterator[dict[str, Any]]:
+        """What may be given as its weights, the likelier first."""
+        if self.layers:
+            yield from dictionaries(self.layers, weights)
+            return
+        for axes in Axes:
+            yield {p.name: replace(weights, axes=axes).named(p.name) for p in self.weights}
+
+    def first_answer(self, weights: Weights, given: Mapping[str, Any]) -> Any:
+        """Its first answer that is as its input; None where there is none."""
+        needed = [p.name for p in self.called.parameters.values() if required(p) and p.name not in self.inputs]
+        neutral = list(islice(combined(needed), MOST)) or [{}]
+        batch = torch.ones(2, TOKENS, weights.width)
+        for tables, x in product(neutral, (batch, batch[0])):
+            inputs = [_converted(x, weights.into)] * len(self.inputs)
+            options = {
+                name: _converted(each.given(batch, batch, weights.heads), weights.into) for name, each in tables.items()
+            }
+            answer = safe_call(partial(self.answer, weights.width, weights.heads, given, inputs, options)).value
+            parts = answer if isinstance(answer, tuple | list) else (answer,)
+            for part in parts:
+                if getattr(part, "shape", None) is not None and tuple(part.shape) == tuple(x.shape):
+                    return part
+        return None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a first call has shown.
+
+    Attributes:
+        number: the first one of what `Weighted.tried` gives that it takes.
+        framework: that of its arrays.
+        sizes: those that it looked up among its weights, by path.
+        headed: whether it has been told a number of heads, or its weights have an axis of them.
+    """
+
+    number: int
+    framework: str
+    sizes: Mapping[str, Size]
+    headed: bool
+
+
+def weighted_function(function: Any) -> type[nn.Module] | None:
+    """A function that takes its weights as arguments, as a module; None where their names are not those of weights."""
+    parts = _parts(function)
+    if parts is None:
+        return None
+    shown = _shown(parts, 12, 3)
+    if shown is None and parts.layers:
+        return None
+    told_heads = shown is None or shown.headed or bool(parts.told or parts.settings or parts.globals)
+    found = shown or Shown(0, "torch", {}, headed=False)
+
+    def made(embed_dim: int, num_heads: int = 1) -> Held:
+        weights = Weights(embed_dim, num_heads, into=torch.from_numpy if found.framework == "torch" else np.asarray)
+        given = next(islice(parts.tried(weights), found.number, None))
+        if parts.layers:  # a call makes whatever is looked up
+            parts.first_answer(weights, given)
+        flat = {path_of(path): each for path, each in flattened(given).items()} if parts.weights else flattened(given)
+        arrays = {path: each for path, each in flat.items() if path not in found.sizes}
+        sizes = {path: each for path, each in flat.items() if path in found.sizes}
+
+        def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+            return parts.answer(embed_dim, num_heads, {**sizes, **arrays}, inputs, options)
+
+        return Held(arrays, answer, found.framework)
+
+    names = SIZES if told_heads else SIZES[:1]
+    built = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
+    return cast("type[nn.Module]", mirror_class(function, made, built, parts.called))
+
+
+def _parts(function: Any) -> Weighted | None:
+    signature = safe_call(lambda: inspect.signature(function)).value
+    if signature is None or isinstance(function, type):
+        return None
+    every = [p for p in signature.parameters.values() if not is_variadic(p)]
+    weights = [p for p in every if is_given(p)]
+    layers = [] if weights else layers_of(every)
+    roles = {each for p in weights for each in roles_in(p.name)}
+    rest = [p for p in every if p not in (*weights, *layers)]
+    if not ({"q", "k", "v"} <= roles or layers) or not any(required(p) for p in rest):
+        return None
+    told = {p.name: each for p in rest if (each := _told(p)) is not None}
+    rest = [p for p in rest if p.name not in told]
+    settings = settings_parameter(signature.replace(parameters=rest))
+    called = signature.replace(parameters=[p for p in rest if p.name != settings])
+    inputs = safe_call(lambda: [p.name for p in inputs_in(called)]).value
+    inside = {} if settings else sizes_in_file(function)
+    if not inputs:
+        return None
+    return Weighted(function, (*weights,), (*layers,), told, settings, inside, (*inputs,), called)
+
+
+def _told(parameter: inspect.Parameter) -> Told | None:
+    """What it is given; None where it is something else."""
+    size, name = size_of(parameter.name), parameter.name
+    if not required(parameter) or role(name) is not None or parameter.annotation not in NUMERIC:
+        return None
+    if name in OPTIONS["scale"].parameters:
+        return lambda width, heads, shape: (width // heads) ** -0.5
+    if size in COUNTS or name in GROUPS:
+        counted = size or Size.HEADS
+        return lambda width, heads, shape: value_of(counted, width, heads)
+    if size is Size.LENGTH and "window" not in name:
+        return lambda width, heads, shape: shape[-2]
+    if size is Size.SAMPLES:
+        return lambda width, heads, shape: shape[0] if len(shape) > 2 else 1
+    words = words_of(name)
+    return (lambda width, heads, shape: 0) if "layer" in words and words & NUMBERS else None
+
+
+def _shown(parts: Weighted, width: int, heads: int) -> Shown | None:
+    """What the first weights show that it takes; None where it answers with none of them."""
+    for into in (np.asarray, torch.from_numpy):
+        for number, given in enumerate(parts.tried(Weights(width, heads, into=into))):
+            answer = parts.first_answer(Weights(width, heads, into=into), given)
+            flat = flattened(given)
+            sizes = {path: size_of(path.rpartition(".")[2]) or Size.HEADS for path, x in flat.items() if type(x) is int}
+            if answer is not None and len(sizes) < len(flat):
+                return Shown(number, framework_of(answer), sizes, headed=bool(sizes) or _has_heads(flat, width))
+    return None
+
+
+def _converted(given: Any, into: Callable[[Any], Any]) -> Any:
+    if isinstance(given, tuple):
+        return tuple(_converted(each, into) for each in given)
+    return into(given.numpy()) if isinstance(given, torch.Tensor) else given
+
+
+def _has_heads(flat: Mapping[str, Any], width: int) -> bool:
+    return any(getattr(each, "ndim", 0) > 2 or np.shape(each)[-1:] < (width,) for each in flat.values())

@@ -1,0 +1,89 @@
+"""Functions whose weights come in forms of their own: with sizes among them, in lists, with an axis of heads."""
+
+import pytest
+
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
+
+__all__ = ["make"]
+
+TEXT = """
+D_MODEL, N_HEADS = 64, 4
+
+def softmax(s):
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+def attend(q, k, v, h, width):
+    q, k, v = (np.stack(np.split(each, h, -1), -3) for each in (q, k, v))
+    return np.concatenate([*np.moveaxis(softmax(q @ k.swapaxes(-1, -2) / width**0.5) @ v, -3, 0)], -1)
+
+def f({parameters}):
+{body}
+"""
+FORMS = {
+    "with sizes": (
+        "x, params",
+        """
+    h = params["num_heads"]
+    q, k, v = (x @ params[name] for name in ("Wq", "Wk", "Wv"))
+    return attend(q, k, v, h, {width}) @ params["Wo"]""",
+    ),
+    "names of layers": (
+        "params, x, batch_size, n_heads, scale",
+        """
+    assert len(x) == batch_size
+    q, k, v = (x @ params[name] for name in ("q_linear", "k_linear", "v_linear"))
+    return attend(q, k, v, n_heads, {width}) @ params["o_linear"]""",
+    ),
+    "lists": (
+        "params, x, config",
+        """
+    (w, b), (w_o, b_o) = params
+    q, k, v = np.split(x @ w + b, 3, -1)
+    return attend(q, k, v, config.n_head, {width}) @ w_o + b_o""",
+    ),
+    "weights of layers": (
+        "d_model: int, n_head: int, c_attn_w, c_attn_b, c_proj_w, c_proj_b, in_features: np.ndarray",
+        """
+    x = in_features
+    q, k, v = np.split(x @ c_attn_w + c_attn_b, 3, -1)
+    return attend(q, k, v, n_head, {width}) @ c_proj_w + c_proj_b""",
+    ),
+    "axis of heads": (
+        "x, w_q, w_k, w_v, w_o",
+        """
+    q, k, v = (np.einsum("...te,ehd->...htd", x, w) for w in (w_q, w_k, w_v))
+    return np.einsum("...htd,hde->...te", softmax(q @ k.swapaxes(-1, -2) / {width}**0.5) @ v, w_o)""",
+    ),
+    "sizes in the file": (
+        "params, x, layer_i",
+        """
+    q, k, v = (x @ params[f"block_{{layer_i}}_{{name}}"] for name in ("wq", "wk", "wv"))
+    return attend(q, k, v, N_HEADS, {width}).reshape(*x.shape[:-1], D_MODEL) @ params[f"block_{{layer_i}}_wo"]""",
+    ),
+}
+WIDTHS = {"axis of heads": "q.shape[-1]"}
+
+
+def text(form: str, width: str) -> str:
+    """The file, which divides scores by the root of the width."""
+    parameters, body = FORMS[form]
+    return TEXT.format(parameters=parameters, body=body.format(width=width))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_in_other_forms(make: Make, form: str) -> None:
+    heads = {
+        "with sizes": "h",
+        "names of layers": "n_heads",
+        "lists": "config.n_head",
+        "weights of layers": "n_head",
+    }.get(form, "N_HEADS")
+    width = WIDTHS.get(form, f"(x.shape[-1] // {heads})")
+    assert_conforms(make(text(form, width)), "float64")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_wrong_ones_are_accused(make: Make, form: str) -> None:
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(make(text(form, "x.shape[-1]")), "float64")
