@@ -72,7 +72,7 @@ class AsBuilt:
     Attributes:
         build: makes the module, with all of its parts, for a problem's sizes.
         call: see `TorchModule`.
-        causal: whether no token ever sees a later one, so that the first tokens alone get their rows.
+        prefixes: whether the first tokens alone get their rows where no token sees a later one.
         unordered: whether no part knows the place of a token, so that tokens in another order get their rows.
         pieces: calls with the same tokens in pieces, by a name for messages.
         trained: whether it answers the same in training mode, where nothing is dropped.
@@ -81,7 +81,7 @@ class AsBuilt:
 
     build: Callable[[Problem], nn.Module]
     call: Call
-    causal: bool = False
+    prefixes: bool = True
     unordered: bool = False
     pieces: Mapping[str, Call] = field(default_factory=dict)
     trained: bool = False
@@ -119,14 +119,14 @@ class AsBuilt:
         alone = [self._output(module, _taken(problem, 0, [sample]), device) for sample in samples]
         yield "each sample alone", np.concatenate(alone)
         yield "after other calls", self._output(module, problem, device)
-        if self.causal or problem.causal:
+        if problem.causal and self.prefixes:
             for count in sorted({1, tokens // 2, tokens - 1} - {0}):
                 first = self._output(module, _taken(problem, 1, range(count)), device)
                 yield (
                     f"the first {count} tokens alone" if count > 1 else "the first token alone",
                     np.concatenate([first, whole[:, count:]], 1),
                 )
-        elif self.unordered:
+        elif self.unordered and not problem.causal:
             order = np.roll(np.arange(tokens)[::-1], 1)
             moved = self._output(module, _taken(problem, 1, order), device)
             yield "tokens in another order", moved[:, np.argsort(order)]

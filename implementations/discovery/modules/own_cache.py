@@ -23,6 +23,10 @@ PAST = {"past", "cache"}
 """Words in the names of what a call is given of those before it."""
 OF_PLACES = POSITION_WORDS | TABLE_WORDS | IDS | {"len", "length"}
 """Words in the names of what states where a piece begins, which has to be given with it."""
+MAKING, CACHES = {"setup", "set", "init", "make", "create", "allocate", "alloc", "build"}, {"cache", "caches", "kv"}
+"""Words in the names of a method that makes a cache."""
+SAMPLES, OF_ROOM, ROOM = {"batch", "bsz", "b"}, {"len", "length", "seq", "seqlen", "tokens", "size"}, 256
+"""Words in the names of its sizes, and the tokens that it is to have room for."""
 LEAST = 3
 """Tokens: a first piece, one of several tokens where there are so many, and the last token."""
 INPUTS = ("query", "key", "value")
@@ -36,14 +40,19 @@ class InPieces:
         call: of all tokens at once: where there are masks or few tokens, it is made.
         past: the parameter that takes the cache; empty where the module holds it, and the call empties it first.
         wanted: what makes it return or use one.
+        prepared: its method that makes an empty cache before each sequence, with the sizes that this is given.
     """
 
     call: ModuleCall
     past: str
     wanted: Mapping[str, object] = field(default_factory=dict)
+    prepared: tuple[str, Mapping[str, int]] = ("", {})
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         tokens = given["query"].shape[1]
+        method, sizes = self.prepared
+        if method:
+            getattr(module, method)(**{n: size or len(given["query"]) for n, size in sizes.items()})
         if tokens < LEAST or any(getattr(problem, name) is not None for name in ("attn_mask", "key_padding_mask")):
             return self.call(module, given, problem)
         cuts, outputs, past = (0, (tokens + 1) // 2, tokens - 1, tokens), [], None
@@ -82,8 +91,23 @@ def calls_in_pieces(kind: object, call: ModuleCall) -> Iterator[tuple[str, InPie
         return
     wanted = {each.name: True for each in _parameters(kind) if each.default is False and words_of(each.name) & PAST}
     yield from ((f"{IN_PIECES}{name}", InPieces(call, name, wanted)) for name in _pasts(kind))
+    method, sizes = _preparing(kind)
+    if method and not call.resets:
+        yield f"in pieces after {method}({', '.join(sizes)})", InPieces(call, "", wanted, (method, sizes))
     if call.resets:
         yield f"in pieces after {call.resets}()", InPieces(call, "", wanted)
+
+
+def _preparing(kind: object) -> tuple[str, Mapping[str, int]]:
+    """The method of a module that makes a cache, and the sizes that it needs: 0 for the samples, else the tokens."""
+    methods = vars(kind) if isinstance(kind, type) and issubclass(kind, nn.Module) else {}
+    for name, method in methods.items():
+        if words_of(name) & MAKING and words_of(name) & CACHES and inspect.isfunction(method):
+            needed = [p.name for p in [*inspect.signature(method).parameters.values()][1:] if p.default is p.empty]
+            sizes = {p: 0 if words_of(p) & SAMPLES else ROOM for p in needed if words_of(p) & (SAMPLES | OF_ROOM)}
+            if needed and len(sizes) == len(needed):
+                return name, sizes
+    return "", {}
 
 
 def unused_caches(kind: object, ways: Collection[str]) -> dict[str, str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.as_built import AsBuilt, Call, HeadAxes
 from attention_conformance.implementations.adapters.modes import Modes
+from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.contract import Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -20,23 +22,28 @@ from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.modules.bare import POSITIONS
 from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.left_out import never_given
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
+from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES
-from attention_conformance.spec.problem import Array
+from attention_conformance.spec.problem import Array, Problem
 
 OVER_TOKENS = ("groupnorm", "instancenorm", "batchnorm")
 """In the names of classes that may divide by the size of several tokens together."""
+OF_COUNTS = {"len", "lens", "length", "lengths"}
+"""Words in the names of what counts tokens of each sample."""
 WIDE = "float64"
 """The dtype in which a whole module is called: rounding is far below what a mistake changes."""
 
 
 def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     """Its run with all parts in place; none where nothing was left out, or it answers the same call differently."""
-    if not (make.left_out or make.held) or WIDE not in check.claims.dtypes:
+    counts = [name for name in never_given(make.kind, call) if words_of(name) & OF_COUNTS]
+    if not (make.left_out or make.held or counts) or WIDE not in check.claims.dtypes:
         return {}
     whole = replace(make, left_out=(), held={}, norms=None)
     module = safe_call(lambda: built(whole)).value
@@ -46,9 +53,8 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     premises = check.claims.premises
     sized = bool(premises.length or premises.block or make.window)
     summed = any(word in type(part).__name__.lower() for part in module.modules() for word in OVER_TOKENS)
-    causal = premises.causal and not sized and not summed
     direct = replace(call, tap="")
-    run = AsBuilt(partial(built_for, whole, True), Chosen(direct, ()), causal=causal)
+    run = AsBuilt(partial(built_for, whole, True), Chosen(direct, ()), prefixes=not (sized or summed))
     drops = any("drop" in type(part).__name__.lower() for part in module.modules()) or bool(make.rates)
     run = replace(run, trained=not (summed or drops), heads=None if premises.alibi else _head_axes(whole))
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
@@ -57,9 +63,29 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     every = replace(run, unordered=unordered, pieces=pieces)
     evaluated = replace(every, trained=False)
     alike = replace(evaluated, heads=None)
+    if not (make.left_out or make.held):  # a shorter sequence has other counts
+        counted = WithCounts(direct, tuple(counts))
+        every = replace(every, call=Chosen(counted, ()), prefixes=False, unordered=False, pieces={})
+        evaluated = replace(every, trained=False)
     attempts = (every, evaluated, alike, replace(alike, pieces={}), replace(alike, pieces={}, unordered=False))
     usable = next((each for each in attempts if _answers(each, check)), None)
     return {} if usable is None else {Feature.AS_BUILT: usable}
+
+
+@dataclass(frozen=True)
+class WithCounts:
+    """A call that is given counts of each sample, (B,), which follow from the sample alone."""
+
+    call: ModuleCall
+    names: tuple[str, ...]
+
+    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
+        """The answer with these counts."""
+        x = given["query"]
+        counts = (x[:, 0] > 0.0).sum(-1) % x.shape[1] + 1
+        return replace(self.call, always={**self.call.always, **dict.fromkeys(self.names, counts)})(
+            module, given, problem
+        )
 
 
 def without_effect(modes: Modes, make: Constructor, call: ModuleCall, check: ClaimCheck) -> dict[str, str]:

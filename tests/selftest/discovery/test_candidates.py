@@ -27,7 +27,7 @@ from attention_conformance.tests.selftest.discovery.making import (
 
 LOAD = partial(candidate, settings={})
 GRADIENTS = {Feature.GRADIENTS, Feature.MASK_GRADIENT}
-EXTRAS = OF_TENSORS | {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
+EXTRAS = OF_TENSORS | {Feature.WEIGHTS, Feature.LOG_SUM_EXP, Feature.LOG_SUM_EXP_GRADIENT}
 SDPA = OF_TENSORS | MASKS | {Feature.CAUSAL, Feature.SCALE, Feature.DROPOUT}
 USABLE = "give a function of query, key and value or a module class"
 A_TENSOR = "return a tensor, or a tuple that begins with it"

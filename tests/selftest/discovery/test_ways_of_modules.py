@@ -133,3 +133,32 @@ def test_scores_are_not_scaled_where_the_name_states_it(make: Make, name: str, s
     (found,) = run(made, ("scores.scale-default",), ("float32",))
     assert found.status is status
     assert "judged without 'position_bias'" in made.about
+
+
+PREPARED = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.k = None
+    def setup_caches(self, max_batch_size, max_seq_len):
+        width = self.out.in_features // self.h
+        self.k, self.v = (torch.zeros(max_batch_size, self.h, max_seq_len, width) for _ in "kv")
+        self.at = 0
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        start, n = 0, x.shape[1]
+        if self.k is not None:
+            start = self.at
+            for held, new in ((self.k, k), (self.v, v)):
+                held[:, :, start : start + n] = new.detach()
+            k, v = (held[:, :, : start + n].to(x) for held in (self.k, self.v))
+            self.at += {step}
+        later = torch.ones(n, start + n, dtype=torch.bool).triu(start + 1)
+        return self.out(attend(q, k, v, ~later)[0].transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("step", "wrong"), [("n", False), ("1", True)])
+def test_a_cache_that_has_to_be_made_is_made(make: Make, step: str, wrong: bool) -> None:
+    assert fails(make, PREPARED.format(step=step)) is wrong

@@ -97,5 +97,26 @@ def test_a_part_that_knows_places_may_do_so(make: Make) -> None:
     assert not is_caught(make, gated("(1 + self.to_gate[: x.shape[1]]).mT[..., None]", gate=placed))
 
 
+COUNTED = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def forward(self, x, prefix_len=None):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        at = torch.arange(x.shape[1])
+        seen = (at <= at[:, None])[None]
+        if prefix_len is not None:
+            seen = seen | (at < {count})
+        return self.out(attend(q, k, v, seen[:, None])[0].transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("count", "wrong"), [("prefix_len[:, None, None]", False), ("prefix_len.max()", True)])
+def test_counts_of_a_sample_are_its_own(make: Make, count: str, wrong: bool) -> None:
+    """What they mean is unknown, and needs not be known: a sample alone gets its answer."""
+    assert is_caught(make, COUNTED.format(count=count)) is wrong
+
+
 def test_nothing_is_claimed_where_all_parts_are_known(make: Make) -> None:
     assert Feature.AS_BUILT not in make(gated("1", gate="None")).claims
