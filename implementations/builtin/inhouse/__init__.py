@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from attention_conformance.implementations.adapters.as_built import AsBuilt
 from attention_conformance.implementations.adapters.cached import chunked
 from attention_conformance.implementations.adapters.mha_interface import (
     MHA_FEATURES,
@@ -15,7 +16,7 @@ from attention_conformance.implementations.adapters.mha_interface import (
     inputs_of,
     polarised,
 )
-from attention_conformance.implementations.adapters.modes import module_modes, op_modes
+from attention_conformance.implementations.adapters.modes import Modes, module_modes, op_modes
 from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.adapters.op_options import extra_options
@@ -75,6 +76,11 @@ def _in_tiles(size: int) -> Callable[[Problem, str], Result]:
     return torch_op(partial(tiled_attention, tile=size), extras=("log_sum_exp",))
 
 
+def _equipped(problem: Problem) -> torch.nn.Module:
+    """With parts that no option of a call asks for."""
+    return build_mha(FusedAttention, batch_first=True, sinks=True, head_gates=True, qk_norm=str(QkNorm.HEAD))(problem)
+
+
 def _build(problem: Problem, kernel: Kernel | None = None) -> FusedAttention:
     extension = problem.extension
     build = build_mha(
@@ -118,6 +124,11 @@ class Call:
         return lambda: tuple(part for part in call() if part is not None)
 
 
+def _whole(call: Call, modes: Set[Feature]) -> Modes:
+    run = AsBuilt(_equipped, call, unordered=True, trained=True)
+    return {Feature.AS_BUILT: run} if Feature.AS_BUILT in modes else {}
+
+
 def _fused(
     name: str, about: str, features: Set[Feature], modes: Set[Feature], extras: tuple[str, ...] = (), **passed: Any
 ) -> Implementation:
@@ -128,7 +139,7 @@ def _fused(
         torch_module(_build, call, _PLACES, extras=extras),
         about,
         construct=_construct,
-        modes=module_modes(_build, call, _PLACES, *modes, extras=extras) if modes else {},
+        modes=module_modes(_build, call, _PLACES, *modes, extras=extras) | _whole(call, modes) if modes else {},
         **passed,
     )
 
@@ -146,7 +157,7 @@ INHOUSE = (
         "inhouse.fused",
         "a module with one fused projection, over torch's scaled_dot_product_attention",
         _FUSED | {Feature.ALTERNATIVES},
-        _MODES | {Feature.COMPILED, Feature.EXPORTED},
+        _MODES | {Feature.COMPILED, Feature.EXPORTED, Feature.AS_BUILT},
         expected_failures=(NAN_SWALLOWED,),
         alternatives={f"by the kernel {kernel}": _by(kernel) for kernel in Kernel},
     ),

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attention_conformance.implementations.adapters.modes import op_modes
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.inhouse.call_options import supported
@@ -133,7 +134,8 @@ _ROTARY = {Feature.ROTARY, Feature.PARTIAL_ROTARY, Feature.POSITION_IDS, Feature
 _STARTS = {Feature.QUERY_START, Feature.QUERY_STARTS, Feature.VALID_LENS, Feature.KEY_SPLITS}
 _BUCKETS = {Feature.BUCKETED_BIAS, Feature.BUCKET_DISTANCE, Feature.BUCKET_DIRECTIONS}
 _BY_POSITION = _ROTARY | _STARTS | _BUCKETS | {Feature.ALIBI, Feature.RELATIVE_BIAS}
-_RETURNED = {Feature.WEIGHTS, Feature.LOG_SUM_EXP}
+_RETURNED = {Feature.WEIGHTS, Feature.LOG_SUM_EXP, Feature.LOG_SUM_EXP_GRADIENT}
+_EXTRAS = ("weights", "log_sum_exp")
 _FEATURES = SDPA_FEATURES | _FUNCTIONS | _BY_POSITION | _RETURNED | {Feature.KEY_PADDING, Feature.OUTPUT_GATES}
 _OTHER = Conventions(
     rotary_pairing=RotaryPairing.INTERLEAVED,
@@ -142,23 +144,23 @@ _OTHER = Conventions(
     alibi_rule=AlibiRule.GEOMETRIC,
     log_sum_exp_base=LogBase.TWO,
 )
+_other = partial(attention, pairing=_OTHER.rotary_pairing, form=_OTHER.rotary_tables, base=2.0)
 
 POSITIONS = (
     Implementation(
         "inhouse.positions",
         Claims(Scope.OP, _FEATURES),
-        torch_op(attention, extras=("weights", "log_sum_exp")),
+        torch_op(attention, extras=_EXTRAS),
         "a function in torch that knows positions, with the functions that make sinusoids and slopes",
+        modes=op_modes(attention, Feature.LOG_SUM_EXP_GRADIENT, extras=_EXTRAS),
         functions={"sinusoids": sinusoids, "alibi_slopes": alibi_slopes, **_TABLES},
     ),
     Implementation(
         "inhouse.positions.other",
         Claims(Scope.OP, _FEATURES, _OTHER),
-        torch_op(
-            partial(attention, pairing=_OTHER.rotary_pairing, form=_OTHER.rotary_tables, base=2.0),
-            extras=("weights", "log_sum_exp"),
-        ),
+        torch_op(_other, extras=_EXTRAS),
         "the same with the other pairing, order of sinusoids and rule for slopes, and with logarithms to base 2",
+        modes=op_modes(_other, Feature.LOG_SUM_EXP_GRADIENT, extras=_EXTRAS),
         functions={
             "sinusoids": partial(sinusoids, order=_OTHER.sinusoid_order),
             "alibi_slopes": partial(alibi_slopes, rule=_OTHER.alibi_rule),

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attention_conformance.implementations.adapters.modes import op_modes
 from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.inhouse.call_options import supported
@@ -77,11 +78,12 @@ def _or_zero(top: Tensor) -> Tensor:
     return top.masked_fill(top == -INFINITY, 0.0)
 
 
-_RETURNED = {Feature.LOG_SUM_EXP, Feature.DROPOUT}
+_RETURNED = {Feature.LOG_SUM_EXP, Feature.LOG_SUM_EXP_GRADIENT, Feature.DROPOUT}
 _FEATURES = {Feature.KEY_PADDING, Feature.QUERY_START, Feature.SINKS, Feature.KEY_SPLITS} | _RETURNED
 SPLITS = Implementation(
     "inhouse.splits",
     Claims(Scope.OP, SDPA_FEATURES | _FEATURES),
     torch_op(attention, extras=("log_sum_exp",)),
     "the keys in splits, with sums that are carried on, in torch",
+    modes=op_modes(attention, Feature.LOG_SUM_EXP_GRADIENT, extras=("log_sum_exp",)),
 )

@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -118,14 +119,14 @@ def second_judge(planned: Sequence[PlannedCheck], settings: RunSettings) -> Seco
     """Starts one, where a core is free for it and it pays."""
     groups = list(dict.fromkeys(_group(each) for each in planned if not each.test.last))
     plain = not settings.commands and settings.device == "cpu" and settings.budget is None
-    if not (plain and 1 < len(groups) <= MOST_GROUPS and _pays(planned) and core_is_free()):
+    if not (plain and can_be_copied() and 1 < len(groups) <= MOST_GROUPS and _pays(planned) and core_is_free()):
         return None
     (tokens, given), (answers, answered) = os.pipe(), os.pipe()
     os.write(given, bytes(len(groups)))
     os.close(given)
     parent = os.getpid()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # a lock of another thread is not used in the copy
+        warnings.simplefilter("ignore")  # a lock of another thread is not used in the copy
         number = os.fork()
     if number:
         os.close(answered)
@@ -164,6 +165,11 @@ def _judge_from_the_end(
     if not any(map(_deaths, implementations)) and not any(leftovers(implementations)):
         with os.fdopen(answered, "wb") as stream:
             stream.write(json.dumps(done).encode())
+
+
+def can_be_copied() -> bool:
+    """Whether this process has no library with threads that a copy would lack: a user's own tests may have them."""
+    return not {"torch", "jax"} & sys.modules.keys()
 
 
 def core_is_free() -> bool:

@@ -1,10 +1,13 @@
 """Two judges of one run: the same verdicts as one has, whichever of them gives them."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -56,7 +59,7 @@ def alone(planned: PlannedCheck) -> Verdict:
 @contextmanager
 def shared(planned: list[PlannedCheck]) -> Iterator[SecondJudge]:
     """With a second judge, although little is to be done."""
-    with patch.multiple(second_judge, core_is_free=lambda: True, LEAST=0.0, STARTS=0.0):
+    with patch.multiple(second_judge, core_is_free=lambda: True, can_be_copied=lambda: True, LEAST=0.0, STARTS=0.0):
         second = second_judge.second_judge(planned, SETTINGS)
     assert second is not None
     try:
@@ -97,12 +100,26 @@ def test_what_the_second_judge_finds_out_of_the_ordinary_is_left_to_the_first(tm
         assert candidate.name == name
 
 
-def test_without_a_free_core_or_much_to_do_one_judge_does_all(tmp_path: Path) -> None:
-    with loaded(tmp_path, "right") as (_, planned):
-        with patch.object(second_judge, "core_is_free", lambda: True):
-            assert second_judge.second_judge(planned, SETTINGS) is None
-        with patch.multiple(second_judge, core_is_free=lambda: False, LEAST=0.0, STARTS=0.0):
-            assert second_judge.second_judge(planned, SETTINGS) is None
+LITTLE = {"LEAST": 0.0, "STARTS": 0.0}
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        {"core_is_free": lambda: True, "can_be_copied": lambda: True},
+        {"core_is_free": lambda: False, "can_be_copied": lambda: True, **LITTLE},
+        {"core_is_free": lambda: True, "can_be_copied": lambda: False, **LITTLE},
+    ],
+    ids=["little to do", "no free core", "not to be copied"],
+)
+def test_one_judge_does_all(tmp_path: Path, lacking: dict[str, Any]) -> None:
+    with loaded(tmp_path, "right") as (_, planned), patch.multiple(second_judge, **lacking):
+        assert second_judge.second_judge(planned, SETTINGS) is None
+
+
+def test_where_torch_was_imported_nothing_is_copied() -> None:
+    with patch.dict(sys.modules, {"torch": ModuleType("torch")}):
+        assert not second_judge.can_be_copied()
 
 
 @pytest.mark.parametrize(("scheduled", "free"), [("1000 50 7", True), ("1000 500 7", False)])
