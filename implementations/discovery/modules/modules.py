@@ -52,6 +52,7 @@ from attention_conformance.implementations.discovery.modules.constructors import
 from attention_conformance.implementations.discovery.modules.dropping import RATE, with_dropout
 from attention_conformance.implementations.discovery.modules.flag_masks import without_flags, without_swallowed
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.head_sizes import with_head_sizes
 from attention_conformance.implementations.discovery.modules.layout import (
     fit_of_call,
     fit_of_heads,
@@ -204,12 +205,13 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         check = replace(
             check, claims=replace(check.claims, fit=partial(fit_of_call, call, even, limited, make.kv_heads))
         )
+    check, sizes = (check, []) if has_published_interface(kind) else with_head_sizes(make, call, check)
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
     check, flags = without_flags(call, check) if observed else (check, [])
     check, seen = as_seen(call, check) if observed else (check, [])
     check, swallowed = without_swallowed(call, check, has_published_interface(kind))
-    seen = [*masks, *flags, *seen, *swallowed]
+    seen = [*sizes, *masks, *flags, *seen, *swallowed]
     plain = check.run(PLAIN)
     extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))
     always = replace(NO_PREMISES if variant is None else variant.premises, causal=False, length=length)

@@ -162,3 +162,24 @@ class f(nn.Module):
 @pytest.mark.parametrize(("step", "wrong"), [("n", False), ("1", True)])
 def test_a_cache_that_has_to_be_made_is_made(make: Make, step: str, wrong: bool) -> None:
     assert fails(make, PREPARED.format(step=step)) is wrong
+
+
+SIXES = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        if dim % 6:
+            raise ValueError("the width has to be a multiple of 6")
+        self.h, self.q, self.kv, self.out = heads, nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in (self.q(x), *self.kv(x).chunk(2, -1)))
+        return self.out(attend(q, k, v)[0].transpose(1, 2).flatten(2)){wrong}
+"""
+
+
+@pytest.mark.parametrize("wrong", ["", " * (1.0 if self.h < 5 else 1.01)"])
+def test_sizes_of_heads_that_a_module_refuses_by_a_statement_are_its_limit(make: Make, wrong: str) -> None:
+    made = make(SIXES.format(wrong=wrong))
+    assert "heads not claimed: ValueError: the width has to be a multiple of 6" in made.about
+    found = run(made, ("heads.*", "relations.grad-mode"), ("float32",))
+    assert {each.status for each in found} == ({Status.PASS, Status.FAIL} if wrong else {Status.PASS})

@@ -1,0 +1,70 @@
+"""Numbers and widths of heads that a module refuses by a statement of its own: its limit, as in a function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from attention_conformance.implementations.api.contract import Fit, Unsupported
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
+from attention_conformance.implementations.discovery.modules.constructors import Constructor
+from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.spec.cases import Case
+
+TRIED = ((1, 1), (1, 2), (2, 3), (3, 5), (4, 7), (5, 2))
+"""Numbers of heads and their widths."""
+FURTHER = 64
+"""So many widths are tried, from that of a case on."""
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """The fit of a module that takes some sizes only; see `Claims.fit`.
+
+    Attributes:
+        own: a fit that comes first.
+        make, call: how the module is built and called.
+        seen: the refusal, or an empty text, by number of heads and width of one.
+    """
+
+    own: Fit
+    make: Constructor
+    call: ModuleCall
+    seen: dict[tuple[int, int], str] = field(default_factory=dict, compare=False, repr=False)
+
+    def __call__(self, case: Case) -> Case | Unsupported:
+        """The case with the next width of heads that is not refused."""
+        fitted = self.own(case)
+        if isinstance(fitted, Unsupported):
+            return fitted
+        heads, least = fitted.sizes.num_heads, fitted.sizes.d_k
+        for width in range(least, least + FURTHER):
+            wider = self.own(fitted.sized(d_k=width, d_v=width if fitted.sizes.d_v == least else fitted.sizes.d_v))
+            if isinstance(wider, Case) and wider.sizes.d_k == width and not self.refusal(heads, width):
+                return wider
+        return Unsupported(f"refuses {heads} heads: {self.refusal(heads, least)}")
+
+    def refusal(self, heads: int, width: int) -> str:
+        """The exception that a statement of its own raises as it is built or called; empty if none does."""
+        if (heads, width) not in self.seen:
+            with torch.random.fork_rng(devices=[]):
+                outcome = safe_call(lambda: self._output(heads, heads * width))
+            self.seen[heads, width] = outcome.error if outcome.refused else ""
+        return self.seen[heads, width]
+
+    def _output(self, heads: int, width: int) -> torch.Tensor:
+        return self.call.plain(self.make(width, heads), [torch.zeros(2, self.make.tokens, width)] * 3, heads)
+
+
+def with_head_sizes(make: Constructor, call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check with a fit to the sizes that the module does not refuse, and a note if there are others."""
+    if make.one_head or make.kv_heads:
+        return check, []
+    limits = HeadSizes(check.claims.fit, make, call)
+    error = next(filter(None, (limits.refusal(heads, width) for heads, width in TRIED)), "")
+    if not error:
+        return check, []
+    claims = replace(check.claims, fit=limits)
+    return replace(check, claims=claims), [f"other numbers or widths of heads not claimed: {error}"]
