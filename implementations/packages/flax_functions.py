@@ -4,12 +4,6 @@
 #
 # [tool.attention-conformance]
 # implementations = ["linen", "nnx"]
-#
-# [tool.attention-conformance.findings]
-# nnx = """
-# A bias of minus infinity that leaves a row none but later keys, with the causal flag: the row is answered with the
-# values of those keys, as the flag writes a finite number over their scores. No report was found.
-# """
 # ///
 """Flax: the functions dot_product_attention of its two interfaces, compiled, on the CPU."""
 

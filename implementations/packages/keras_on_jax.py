@@ -4,12 +4,6 @@
 #
 # [tool.attention-conformance]
 # implementations = ["sdpa"]
-#
-# [tool.attention-conformance.findings]
-# sdpa = """
-# A bias of minus infinity that leaves a row none but later keys, with the causal flag: the row is answered with the
-# values of those keys, as jax.nn.dot_product_attention answers, to which Keras hands it. No report was found.
-# """
 # ///
 """Keras: ops.dot_product_attention with the backend jax, compiled, on the CPU."""
 

@@ -9,8 +9,6 @@
 # sdpa = """
 # Fewer key heads than query heads are documented, and refused by the backend numpy unless there is one. The pull
 # request that mended this for torch and TensorFlow, https://github.com/keras-team/keras/pull/23081, left it out.
-# A bias of minus infinity that leaves a row none but later keys, with the causal flag: the row is answered with the
-# values of those keys. No report was found.
 # """
 # ///
 """Keras: ops.dot_product_attention with the backend numpy, whose softmax is in float32."""

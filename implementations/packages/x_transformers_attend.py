@@ -7,15 +7,12 @@
 #
 # [tool.attention-conformance.findings]
 # attend = """
-# A bias of minus infinity that leaves a row none but later keys, and causal=True: the row is answered with the values
-# of those keys, as a finite number is written over their scores. No report was found.
 # In float64 a row without keys is NaN, with its gradients, and uniform in float32: the least finite number of float64,
 # which is written over hidden scores, is minus infinity where the softmax is in float32. No report was found.
 # """
 # flash = """
 # With flash=True and more queries than keys, the causal triangle starts in the top-left corner, and otherwise
 # in the bottom-right one. No report was found.
-# A bias of minus infinity before the causal mask answers as in the composed form.
 # """
 # flash_argument = """
 # With flash=True, causal=True in the call is ignored: only the constructor's flag is read. No report was found.
