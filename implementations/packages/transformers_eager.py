@@ -4,6 +4,15 @@
 #
 # [tool.attention-conformance]
 # implementations = ["BertSelfAttention", "GPT2Attention", "ViTAttention"]
+#
+# [tool.attention-conformance.findings]
+# BertSelfAttention = """
+# In part, as its `past_key_values` is an object of a class of Transformers, which the suite cannot make.
+# """
+# GPT2Attention = """
+# In part, as its `past_key_values` is an object of a class of Transformers, which the suite cannot make, and its
+# `encoder_attention_mask` is for attention over the states of an encoder, for which it has to be built.
+# """
 # ///
 """Transformers: attention modules of three models, in their eager form."""
 
