@@ -52,25 +52,22 @@ class _Noted(torch.autograd.Function):
         return torch.zeros_like(gradients[0])
 
 
-@breaks(
+breaks_gradient_of_logarithm = breaks(
     "returned.log-sum-exp-gradient",
     extras=("log_sum_exp",),
     modes=(Feature.LOG_SUM_EXP_GRADIENT,),
     holds=("softmax.log-sum-exp", "gradients.query", "gradients.key"),
     severity=GRADIENT,
 )
+
+
+@breaks_gradient_of_logarithm
 def gradient_of_the_logarithm_left_out(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
     output, _, log = Steps().answer(query, key, value, **options)
     return output, _Noted.apply(log)  # type: ignore[no-untyped-call]
 
 
-@breaks(
-    "returned.log-sum-exp-gradient",
-    extras=("log_sum_exp",),
-    modes=(Feature.LOG_SUM_EXP_GRADIENT,),
-    holds=("softmax.log-sum-exp", "gradients.query", "gradients.key"),
-    severity=GRADIENT,
-)
+@breaks_gradient_of_logarithm
 def gradient_of_the_logarithm_for_queries_alone(
     query: Tensor, key: Tensor, value: Tensor, **options: Any
 ) -> tuple[Tensor, ...]:

@@ -27,7 +27,7 @@ BENDING, ROUNDING = 1e-10, 1e-5
 EXACT = 1e-13
 """How far float64 may be from float64 that was computed in another order, as a share of the largest element."""
 STEEP, HUGE = 60.0, 2.0**20 + 1.0 / 3.0
-"""A score beside zeros, and a value beside thirds: their product with the weights e^-60 is nothing."""
+"""A score among zeros, and a value among thirds: their product with the weights e^-60 is nothing."""
 KEY, OF_THE_SOFTMAX = "product-precision", "softmax-precision"
 
 

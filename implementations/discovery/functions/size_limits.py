@@ -91,8 +91,8 @@ def _widths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     given = _limits(check)
     free = _with(check, replace(given, widths=())) if given.widths else check
     tried = [free.run(PLAIN.sized(d_k=width, d_v=width)) for width in ODD_WIDTHS]
-    told = bool(given.widths) or has_tables(check.function)
-    if not any(each.refused or (each.error and told) for each in tried):
+    narrow = bool(given.widths) or has_tables(check.function)
+    if not any(each.refused or (each.error and narrow) for each in tried):
         return free, ""
     taken = tuple(w for w in WIDTHS if not free.run(PLAIN.sized(d_k=w, d_v=w)).error)
     limits = replace(given, widths=taken or given.widths)

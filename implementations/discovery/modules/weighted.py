@@ -23,6 +23,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     size_of,
     value_of,
 )
+from attention_conformance.implementations.discovery.modules.constructors import HEADS, WIDTH
 from attention_conformance.implementations.discovery.modules.file_sizes import sizes_in_file, variables_of
 from attention_conformance.implementations.discovery.modules.forwards import inputs_in
 from attention_conformance.implementations.discovery.modules.given_weights import (
@@ -50,7 +51,7 @@ NUMBERS = {"i", "idx", "index", "id", "number", "num", "no"}
 """Words in the name of the number of a layer."""
 NUMERIC = (inspect.Parameter.empty, int, float, "int", "float")
 """Annotations of what is a number."""
-Told = Callable[[int, int, Sequence[int]], object]
+Supply = Callable[[int, int, Sequence[int]], object]
 """What a parameter is given, from the width, the heads and the shape of an input."""
 
 
@@ -62,7 +63,7 @@ class Weighted:
         function: it.
         weights: its parameters that are a weight or a bias each.
         layers: those that are dictionaries.
-        told: those that are given a size, the usual scale, or the number of a layer.
+        supplied: those that are given a size, the usual scale, or the number of a layer.
         settings: its parameter that is an object of settings.
         globals: the sizes that it reads from its file.
         inputs: its parameters that are inputs.
@@ -72,7 +73,7 @@ class Weighted:
     function: Callable[..., Any]
     weights: tuple[inspect.Parameter, ...]
     layers: tuple[inspect.Parameter, ...]
-    told: Mapping[str, Told]
+    supplied: Mapping[str, Supply]
     settings: str
     globals: Mapping[str, Size]
     inputs: tuple[str, ...]
@@ -84,7 +85,7 @@ class Weighted:
         """Its answer with weights by path."""
         bound = dict(zip([n for n in self.called.parameters if n not in options], inputs, strict=False))
         shape = next((x.shape for x in (*inputs, *options.values()) if getattr(x, "ndim", 0) > 1), (1, 1))
-        given = {name: told(width, heads, shape) for name, told in self.told.items()}
+        given = {name: supply(width, heads, shape) for name, supply in self.supplied.items()}
         if self.settings:
             given[self.settings] = settings_of(self.function, self.settings, width, heads, lenient=True)
         sizes = {name: value_of(size, width, heads) for name, size in self.globals.items()}
@@ -127,7 +128,7 @@ class Shown:
         number: the first one of what `Weighted.tried` gives that it takes.
         framework: that of its arrays.
         sizes: those that it looked up among its weights, by path.
-        headed: whether it has been told a number of heads, or its weights have an axis of them.
+        headed: whether it looked up a number of heads, or its weights have an axis of them.
     """
 
     number: int
@@ -141,10 +142,10 @@ def weighted_function(function: Any) -> type[nn.Module] | None:
     parts = _parts(function)
     if parts is None:
         return None
-    shown = _shown(parts, 12, 3)
+    shown = _shown(parts, WIDTH, HEADS)
     if shown is None and parts.layers:
         return None
-    told_heads = shown is None or shown.headed or bool(parts.told or parts.settings or parts.globals)
+    counts_heads = shown is None or shown.headed or bool(parts.supplied or parts.settings or parts.globals)
     found = shown or Shown(0, "torch", {}, headed=False)
 
     def made(embed_dim: int, num_heads: int = 1) -> Held:
@@ -161,7 +162,7 @@ def weighted_function(function: Any) -> type[nn.Module] | None:
 
         return Held(arrays, answer, found.framework)
 
-    names = SIZES if told_heads else SIZES[:1]
+    names = SIZES if counts_heads else SIZES[:1]
     built = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
     return cast("type[nn.Module]", mirror_class(function, made, built, parts.called))
 
@@ -177,18 +178,18 @@ def _parts(function: Any) -> Weighted | None:
     rest = [p for p in every if p not in (*weights, *layers)]
     if not ({"q", "k", "v"} <= roles or layers) or not any(required(p) for p in rest):
         return None
-    told = {p.name: each for p in rest if (each := _told(p)) is not None}
-    rest = [p for p in rest if p.name not in told]
+    supplied = {p.name: each for p in rest if (each := _supply(p)) is not None}
+    rest = [p for p in rest if p.name not in supplied]
     settings = settings_parameter(signature.replace(parameters=rest))
     called = signature.replace(parameters=[p for p in rest if p.name != settings])
     inputs = safe_call(lambda: [p.name for p in inputs_in(called)]).value
     inside = {} if settings else sizes_in_file(function)
     if not inputs:
         return None
-    return Weighted(function, (*weights,), (*layers,), told, settings, inside, (*inputs,), called)
+    return Weighted(function, (*weights,), (*layers,), supplied, settings, inside, (*inputs,), called)
 
 
-def _told(parameter: inspect.Parameter) -> Told | None:
+def _supply(parameter: inspect.Parameter) -> Supply | None:
     """What it is given; None where it is something else."""
     size, name = size_of(parameter.name), parameter.name
     if not required(parameter) or role(name) is not None or parameter.annotation not in NUMERIC:

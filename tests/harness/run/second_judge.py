@@ -59,7 +59,7 @@ class SecondJudge:
         answers: what the second judge writes when it has done its part.
         number: its process.
         own: the groups that are judged here.
-        asked: the checks that were asked for before the tokens were gone.
+        due: the checks whose turn came before the tokens were gone.
         rest: what was judged ahead here, and by the second judge, once the tokens are gone.
     """
 
@@ -69,7 +69,7 @@ class SecondJudge:
     answers: int
     number: int
     own: set[Group] = field(default_factory=set)
-    asked: set[Key] = field(default_factory=set)
+    due: set[Key] = field(default_factory=set)
     rest: Answers | None = None
 
     def verdict(self, planned: PlannedCheck) -> tuple[Verdict, str] | None:
@@ -78,7 +78,7 @@ class SecondJudge:
             return None
         if self.rest is None and (_group(planned) in self.own or os.read(self.tokens, 1)):
             self.own.add(_group(planned))
-            self.asked.add(_key(planned))
+            self.due.add(_key(planned))
             return None
         if self.rest is None:
             self.rest = dict(self._ahead())
@@ -89,7 +89,7 @@ class SecondJudge:
     def _ahead(self) -> Iterator[tuple[Key, tuple[Verdict, str]]]:
         """The rest of what is judged here, while the second judge goes on."""
         for each in self.planned:
-            if _group(each) in self.own and _key(each) not in self.asked:
+            if _group(each) in self.own and _key(each) not in self.due:
                 with suppress(Exception):  # it is raised again where the check has its turn
                     yield _key(each), _judged(each, self.settings)
 

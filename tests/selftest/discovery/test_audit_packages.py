@@ -80,7 +80,7 @@ def test_the_table_is_of_implementations_that_there_are() -> None:
 
 
 def test_it_needs_nothing_in_another_environment_but_torch() -> None:
-    """Packages bring NumPy, and torch is installed beside them; what the suite's own reports need is not."""
+    """Packages bring NumPy, and torch is installed with them; what the suite's own reports need is not."""
     absent = ("pydantic", "jinja2", "pytest", "hypothesis", "covertable", "latex2mathml", "threadpoolctl")
     program = f"import sys; sys.modules.update(dict.fromkeys({absent})); import {audit_packages.__name__}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)

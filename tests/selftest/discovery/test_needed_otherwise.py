@@ -7,21 +7,21 @@ from attention_conformance.tests.selftest.discovery.making import Make, assert_c
 __all__ = ["make"]
 
 TURNED = """
-def turned(x, pe):
+def rotated(x, pe):
     pairs = x.reshape(*x.shape[:-1], -1, 1, 2)
     return (pe[..., 0] * pairs[..., 0] + pe[..., 1] * pairs[..., 1]).reshape(x.shape)
 
 def f(q, k, v, pe):
-    s = turned(q, pe) @ turned(k, pe).mT / math.sqrt({width})
+    s = rotated(q, pe) @ rotated(k, pe).mT / math.sqrt({width})
     return (s.softmax(-1) @ v).transpose(1, 2).flatten(2)
 """
 LIKE_LLAMA = """
-def turned(x, freqs_cis):
+def rotated(x, freqs_cis):
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * freqs_cis[None, :, None]).flatten(3).to(x)
 
 def f(q, k, v, freqs_cis):
-    q, k, v = (x.transpose(1, 2) for x in (turned(q, freqs_cis), turned(k, freqs_cis), v))
+    q, k, v = (x.transpose(1, 2) for x in (rotated(q, freqs_cis), rotated(k, freqs_cis), v))
     return ((q @ k.mT / math.sqrt({width})).softmax(-1) @ v).transpose(1, 2)
 """
 WITH_GRADIENTS = """
@@ -74,7 +74,7 @@ class f(nn.Module):
         self.h, dim = config.num_attention_heads, config.hidden_size
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim) for _ in range(4))
 
-    def turned(self, x, position_ids):
+    def rotated(self, x, position_ids):
         first, second = x.chunk(2, -1)
         rates = 10000.0 ** -(torch.arange(first.shape[-1]) / first.shape[-1])
         angles = position_ids[:, None, :, None] * rates
@@ -84,7 +84,7 @@ class f(nn.Module):
     def forward(self, hidden_states, attention_mask=None, position_ids=None):
         projections = self.q_proj, self.k_proj, self.v_proj
         q, k, v = (each(hidden_states).unflatten(-1, (self.h, -1)).transpose(1, 2) for each in projections)
-        s = self.turned(q, position_ids) @ self.turned(k, position_ids).mT / math.sqrt({width})
+        s = self.rotated(q, position_ids) @ self.rotated(k, position_ids).mT / math.sqrt({width})
         assert attention_mask is not None
         return self.o_proj(((s + attention_mask).softmax(-1) @ v).transpose(1, 2).flatten(2))
 """
@@ -107,13 +107,13 @@ class f(nn.Module):
         super().__init__()
         self.h, self.c_attn, self.c_proj = n_head, nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
 
-    def turned(self, x, cos, sin):
+    def rotated(self, x, cos, sin):
         first, second = x[..., ::2], x[..., 1::2]
         return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(3)
 
     def forward(self, x, rope, mask, max_seq_length):
         q, k, v = (each.unflatten(-1, (self.h, -1)).transpose(1, 2) for each in self.c_attn(x).chunk(3, -1))
-        q, k = (self.turned(each, rope[..., 0], rope[..., 1]) for each in (q, k))
+        q, k = (self.rotated(each, rope[..., 0], rope[..., 1]) for each in (q, k))
         s = q @ k.mT / math.sqrt({width})
         s = s if mask is None else s.masked_fill(~mask, -torch.inf)
         return self.c_proj((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
