@@ -6,11 +6,12 @@ import numpy as np
 
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected
+from attention_conformance.reference.logarithm_gradient import with_logarithm
 from attention_conformance.reference.stages import repeat_kv
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
-from attention_conformance.spec.conventions import Alignment, Conventions, LogBase
+from attention_conformance.spec.conventions import Alignment, Conventions
 from attention_conformance.spec.features import Feature, Packing
-from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.spec.problem import Array
 from attention_conformance.tests.harness.judge.clause_tests import clause, group, row, table
 from attention_conformance.tests.harness.judge.comparison import part_of
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -39,8 +40,6 @@ OPTIONS = (
 SINGLE_GROUP = GROUPED.sized(num_kv_heads=1)
 OUT_OF_REACH = Case().sized(query_length=9, key_length=4).extended(window_left=1, window_right=1)
 """The last queries are too far from all keys, however a window counts."""
-ROUNDED = 3.0
-"""The bounds of products with weights, where these are rounded with a factor before and after the sum, too."""
 NO_KEY = "the log-sum-exp of a row without keys is minus infinity"
 EACH_HEAD = "one for each query head"
 MASKED_GROUPS = replace(GROUPED, mask=MaskKind.BOOL, mask_shape=MaskShape.HEAD)
@@ -131,29 +130,11 @@ def test_gradient_of_the_logarithm(judge: Judge) -> None:
         except CandidateError as error:
             judge.record_error(case, error)
             continue
-        expected = _with_logarithm(judge, problem)
+        expected = with_logarithm(problem, judge.conventions)
         for part in expected:
             judge.record(
                 case, judge.compared(part, part_of(result, part), expected[part]), "the log-sum-exp has a gradient"
             )
-
-
-def _with_logarithm(judge: Judge, problem: Problem) -> dict[str, Expected]:
-    """Gradients of both: those of the logarithm are products with the weights, as an answer with keys as values has."""
-    whole = judge.solve(problem)
-    assert problem.cotangent is not None
-    base = np.log(2.0) if judge.conventions.log_sum_exp_base is LogBase.TWO else 1.0
-    factor = whole.trace.scale / base * problem.cotangent[..., :1].astype(np.float64)
-    of_keys = problem.but(value=problem.key, cotangent=factor * problem.query, needs=("value",))
-    parts = judge.solve(of_keys).parts
-    added = {"query": (factor, parts["output"]), "key": (np.ones(()), parts["gradients.value"])}
-    expected = {}
-    for name in problem.needs:
-        alone = whole.parts[f"gradients.{name}"]
-        times, more = added.get(name, (np.zeros(()), alone))
-        bound = alone.bound + ROUNDED * np.abs(times) * more.bound
-        expected[f"gradients.{name}"] = Expected(alone.value + times * more.value, bound)
-    return expected
 
 
 def _assert_stays(judge: Judge, part: str) -> None:
