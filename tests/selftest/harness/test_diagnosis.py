@@ -94,6 +94,7 @@ def test_a_convention_that_was_not_claimed_is_named() -> None:
     diagnosis = diagnosed(from_the_other_corner)
     assert diagnosis.name == "causal-alignment=bottom-right"
     assert "--convention causal-alignment=bottom-right" in str(diagnosis)
+    assert diagnosis.options == ("--convention", "causal-alignment=bottom-right")
 
 
 def test_a_right_one_is_never_diagnosed() -> None:
@@ -109,6 +110,22 @@ def test_where_nothing_known_matches_the_pattern_is_named() -> None:
     diagnosis = diagnosed(peculiar)
     assert not diagnosis.name
     assert "it fails only with a mask, and only in heads from 1 on (counted from 0)" in str(diagnosis)
+
+
+def test_conventions_that_explain_everything_together_are_options_of_the_next_command() -> None:
+    def cornered(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
+        numbers = from_the_other_corner(query, key, value, is_causal, **options)
+        seen = torch.arange(query.shape[-2])[:, None] >= query.shape[-2] - key.shape[-2]
+        return torch.where(seen, numbers, torch.nan) if is_causal else numbers
+
+    lengths = ((7, 5), (9, 6), (5, 7), (4, 9))
+    cases = (Case(seed=n, causal=True).sized(query_length=lq, key_length=lk) for n, (lq, lk) in enumerate(lengths))
+    diagnosis = judged_op(cornered, *cases)
+    options = iter(diagnosis.options)
+    assert set(zip(options, options, strict=True)) == {
+        ("--convention", "causal-alignment=bottom-right"),
+        ("--convention", "empty-row=nan"),
+    }
 
 
 def test_a_dtype_that_was_not_checked_proves_nothing() -> None:

@@ -123,26 +123,27 @@ def _of_cases(
     failing += triggers.repeated(MADE - len(failing))
     listed = [h for h in hypotheses(implementation.claims.scope, claimed) if h.name not in unknown]
     clauses = {each.clause for each in checks}
-    found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several)
+    aside = [*empty, *both]
+    found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several, aside)
     if found is not None and (against := triggers.against(found, claimed)):
         failing = [*failing, *(each for each in against if each.failing)]
         passing = [*passing, *(each for each in against if not each.failing)]
-        found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several)
+        found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several, aside)
         found = None if found is None or triggers.against(found, claimed) else found
-    if several and (found is None or found.rest not in ("", RAISING)):
+    if several and (found is None or found.rest not in ("", RAISING) or found.only_sometimes_a_convention):
         for convention in conventions_that_help(listed, failing, passing, claimed)[:1]:
             follower = following(implementation, convention)
             rest = _of_cases(follower, compared, checks, device, dtypes, unknown, several=False)
             if rest.explanation is not None:
                 return _combined(convention, rest, len(failing))
     if found is not None:
-        own = {id(each) for h in found.hypotheses for each in scored(h, [*empty, *both], (), claimed).explained}
-        others = [each for each in [*empty, *both] if id(each) not in own]
+        own = {id(each) for h in found.hypotheses for each in scored(h, aside, (), claimed).explained}
+        others = [each for each in aside if id(each) not in own]
         of_rows = [each for each in listed if _about_rows(each)]
         rows = explanation(of_rows, others, passing, set(), claimed, list, several=False) if len(others) > 1 else None
         explained = len(empty) if rows is not None else len([each for each in empty if id(each) in own])
         return _named(replace(found, explains=found.explains + explained), rows, len(failing) + len(empty), in_dtypes)
-    if other := neighbour(failing):
+    if other := neighbour(failing, passing):
         return Diagnosis(other.name, other.cases, len(failing), repair=other.repair)
     # Who rounds operands is off wherever anything is mixed; what passes speaks of another, small error.
     known = [] if passing else [(each.clause, each.dtype) for each in checks]
@@ -150,7 +151,9 @@ def _of_cases(
     if dtype := narrower(implementation, failing, device):
         claim = name or f"softmax-precision={dtype}"
         repair = f"Compute in the dtype of the inputs, or add --convention {claim} if that is what it promises."
-        return Diagnosis(f"computed in {dtype}", len(failing), len(failing), repair=repair, when=in_dtypes)
+        options = () if in_dtypes else ("--convention", claim)
+        number = len(failing)
+        return Diagnosis(f"computed in {dtype}", number, number, repair=repair, when=in_dtypes, options=options)
     if name and len(clauses) >= CLAUSES:
         return _claim(name, len(failing))
     spots = [*places(wider(failing, triggers.prober))]
@@ -171,12 +174,14 @@ def _of_cases(
 def _combined(convention: Hypothesis, rest: Diagnosis, of: int) -> Diagnosis:
     """What is diagnosed where the convention is followed, and the convention."""
     explains, repair = of - rest.of + rest.explains, repairs([rest.repair, convention.repair])
-    return replace(rest, second=(*rest.second, convention.name), repair=repair, of=of, explains=explains)
+    options = (*convention.options, *rest.options) if rest.options else ()
+    second = (*rest.second, convention.name)
+    return replace(rest, second=second, repair=repair, of=of, explains=explains, options=options)
 
 
 def _claim(name: str, of: int) -> Diagnosis:
     """A convention under which everything that fails would hold."""
-    return Diagnosis(name, of, of, repair=f"{INTENDED}{name}.", claim=True)
+    return Diagnosis(name, of, of, repair=f"{INTENDED}{name}.", claim=True, options=("--convention", name))
 
 
 def _named(
@@ -185,6 +190,9 @@ def _named(
     """The name of an explanation, of a place alone if one is given, and of another one for rows without any key."""
     several = [*found.hypotheses, *(rows.hypotheses[:1] if rows is not None else ())]
     name, *second = [each.name for each in several]
+    whole = (found.explains == of or found.rest == RAISING) and not (found.conditions or place or in_dtypes)
+    intended = whole and all(each.options for each in several)
+    options = tuple(option for each in several for option in each.options) if intended else ()
     return Diagnosis(
         name,
         found.explains,
@@ -194,6 +202,7 @@ def _named(
         repairs([each.repair for each in several]),
         (*in_dtypes, *(each.words for each in found.conditions), *([place] if place else [])),
         rest=found.rest,
+        options=options,
         explanation=found,
     )
 

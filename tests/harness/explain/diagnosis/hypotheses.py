@@ -63,7 +63,7 @@ def _of_premises(claimed: Conventions) -> Iterator[Hypothesis]:
         premises = NO_PREMISES.assuming((setting,))
         repair = f"If it always does this, it is no mistake: add --premise {setting}."
         answer: Callable[[Problem], Result] = lambda problem, p=premises: answering(claimed)(_under(p, problem))  # type: ignore[misc]  # noqa: E731
-        yield Hypothesis(f"premise {setting}", repair, answer, rank=0)
+        yield Hypothesis(f"premise {setting}", repair, answer, rank=0, options=("--premise", setting))
 
 
 def following(implementation: Implementation, convention: Hypothesis) -> Implementation:
@@ -91,10 +91,13 @@ def _of_conventions(claimed: Conventions) -> Iterator[Hypothesis]:
         conventions = claimed.claiming({key: value})
         if conventions != claimed:
             rank = 2 if key in RATHER_MISTAKES else 0
-            yield Hypothesis(f"{key}={value}", f"{INTENDED}{key}={value}.", answering(conventions), rank=rank)
+            setting, answer = f"{key}={value}", answering(conventions)
+            options = ("--convention", setting)
+            yield Hypothesis(setting, f"{INTENDED}{setting}.", answer, rank=rank, options=options)
     name = f"bool-mask={next(p for p in type(claimed.bool_mask) if p is not claimed.bool_mask)}"
     repair = f"If True means this in its masks, add --convention {name}; otherwise invert its boolean masks."
-    yield Hypothesis(name, repair, lambda problem: answering(claimed)(_inverted(problem)), rank=0)
+    inverted: Callable[[Problem], Result] = lambda problem: answering(claimed)(_inverted(problem))  # noqa: E731
+    yield Hypothesis(name, repair, inverted, rank=0, options=("--convention", name))
 
 
 def _inverted(problem: Problem) -> Problem:

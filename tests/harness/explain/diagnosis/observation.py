@@ -23,6 +23,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.explain.diagnosis.projected_rows import digits
 from attention_conformance.tests.harness.judge.comparison import error_ratios, part_of
 
 Booleans: TypeAlias = NDArray[np.bool_]
@@ -64,6 +65,13 @@ class Observation:
         s = self.case.sizes
         heads = s.batch * s.num_heads
         return heads > HEADS or heads * s.query_length * s.key_length > SCORES
+
+    @cached_property
+    def by_output(self) -> Observation:
+        """The same with the output alone, if that is wrong: what does not explain it need not be differentiated."""
+        if not self.errors["output"] > 1.0:
+            return self
+        return replace(self, problem=self.problem.forward_only(), parts=("output",))
 
     def without_empty_rows(self, conventions: Conventions) -> Observation:
         """The same where rows without any key are left out, with the output alone where there are some."""
@@ -132,10 +140,12 @@ class Observation:
 
     @property
     def wrong_numbers(self) -> bool:
-        """Whether a finite number is wrong: NaN is the same whatever made it."""
+        """Whether a finite number is wrong, or the shape: NaN is the same whatever made it."""
         for part in self.parts:
             array = None if self.got is None else part_of(self.got, part)
-            if array is not None and array.shape == self.expected[part].value.shape:
+            if array is not None and array.shape != self.expected[part].value.shape:
+                return bool(array.size and np.isfinite(array).all())
+            if array is not None:
                 wide = self.judged(part, array)
                 reference = Expected(self.judged(part, self.expected[part].value), self.expected[part].bound)
                 if (error_ratios(wide, reference)[np.isfinite(wide)] > 1.0).any():
@@ -167,7 +177,7 @@ class Observation:
         if own is None or theirs is None or own.shape != theirs.shape:
             return 0.0 if own is theirs else math.inf
         if own.shape != self.expected[part].value.shape:
-            return 0.0 if np.array_equal(own, theirs, equal_nan=True) else math.inf
+            return 0.0 if np.allclose(own, theirs, rtol=digits(self.problem.dtype), equal_nan=True) else math.inf
         if part not in self._allowances:
             self._allowances[part] = self._allowance(part, own)
         wide, bound, limit = self._allowances[part]
