@@ -124,7 +124,7 @@ def test_conventions_that_explain_everything_together_are_options_of_the_next_co
     options = iter(diagnosis.options)
     assert set(zip(options, options, strict=True)) == {
         ("--convention", "causal-alignment=bottom-right"),
-        ("--convention", "empty-row=nan"),
+        ("--convention", "empty-row-causal=nan"),
     }
 
 

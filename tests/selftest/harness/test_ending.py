@@ -45,12 +45,12 @@ def test_the_command_of_the_last_lines_runs_the_clause_again(sessions: Sessions)
 
 
 def test_where_a_convention_explains_everything_the_next_command_claims_it(sessions: Sessions) -> None:
-    lines = end(sessions.judge("corner", "--clause", "causal.alignment", "--dtype", "float64"))
+    options = ("--clause", "causal.alignment", "--dtype", "float64")
+    lines = end(sessions.run("--candidate", f"{sessions.file}:corner", *options, diagnosed=True))
     command, _, purpose = lines[0].rpartition("  ")
     assert purpose == "judges it as one that is meant to do so"
     words = command.split()[command.split().index("--candidate") + 1 :]
-    options = "--convention causal-alignment=top-left --clause causal.alignment --dtype float64"
-    assert words == [f"{sessions.file}:corner", *options.split()]
+    assert words == [f"{sessions.file}:corner", "--convention", "causal-alignment=top-left", *options]
 
 
 def test_a_command_that_is_too_long_goes_on_after_a_backslash() -> None:

@@ -48,6 +48,9 @@ MADE = 3
 """Failing cases, at least: where fewer were observed, the first one with other numbers and lengths is."""
 LONGER = (37, 5, 0, 12, 1)
 """By so many tokens those others are longer: a mistake does not show in all of them."""
+EMPTIED = "rows without any key, and differ there alone"
+SPOTS = 2
+"""Places, at most, in which alone a mistake is looked for."""
 CALLS = 200
 """Of the candidate, for cases that are made to see when it fails: a count, so that no clock changes a name."""
 
@@ -130,11 +133,12 @@ def _of_cases(
         passing = [*passing, *(each for each in against if not each.failing)]
         found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several, aside)
         found = None if found is None or triggers.against(found, claimed) else found
-    if several and (found is None or found.rest not in ("", RAISING) or found.only_sometimes_a_convention):
+    partly = found is None or found.rest not in ("", RAISING)
+    if several and (partly or (found is not None and found.more_than_a_convention)):
         for convention in conventions_that_help(listed, failing, passing, claimed)[:1]:
             follower = following(implementation, convention)
             rest = _of_cases(follower, compared, checks, device, dtypes, unknown, several=False)
-            if rest.explanation is not None:
+            if rest.explanation is not None and (partly or rest.options):
                 return _combined(convention, rest, len(failing))
     if found is not None:
         own = {id(each) for h in found.hypotheses for each in scored(h, aside, (), claimed).explained}
@@ -142,7 +146,9 @@ def _of_cases(
         of_rows = [each for each in listed if _about_rows(each)]
         rows = explanation(of_rows, others, passing, set(), claimed, list, several=False) if len(others) > 1 else None
         explained = len(empty) if rows is not None else len([each for each in empty if id(each) in own])
-        return _named(replace(found, explains=found.explains + explained), rows, len(failing) + len(empty), in_dtypes)
+        others_have = found.rest or (EMPTIED if explained < len(empty) else "")
+        whole_of = replace(found, explains=found.explains + explained, rest=others_have)
+        return _named(whole_of, rows, len(failing) + len(empty), in_dtypes)
     if other := neighbour(failing, passing):
         return Diagnosis(other.name, other.cases, len(failing), repair=other.repair)
     # Who rounds operands is off wherever anything is mixed; what passes speaks of another, small error.
@@ -158,7 +164,7 @@ def _of_cases(
         return _claim(name, len(failing))
     spots = [*places(wider(failing, triggers.prober))]
     mistakes = [each for each in listed if each.defect or "--" not in each.repair]  # conventions hold everywhere
-    for spot in spots:
+    for spot in spots[:SPOTS]:
         there, elsewhere = ([spot.alone(each) for each in all_] for all_ in (failing, passing))
         found = explanation(mistakes, there, elsewhere, clauses, claimed, lambda: triggers.found, several=False)
         if found is not None and len([each for each in there if each.wrong_numbers]) > 1:

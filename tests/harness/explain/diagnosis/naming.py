@@ -53,9 +53,10 @@ class Explanation:
     rest: str = ""
 
     @property
-    def only_sometimes_a_convention(self) -> bool:
-        """Whether a convention would be followed under a condition: another one may be followed with it instead."""
-        return bool(self.conditions) and any(each.options for each in self.hypotheses)
+    def more_than_a_convention(self) -> bool:
+        """Whether a convention is part of it, and not all: another convention, followed with it, may be the rest."""
+        several = len(self.hypotheses) > 1 or bool(self.conditions)
+        return several and any(each.options for each in self.hypotheses)
 
     def only_sometimes(self) -> Explanation:
         """The same as what is done under a condition, or in a place."""

@@ -138,7 +138,7 @@ class Observation:
         drifts = (each.ratio(difference) for each in self.expected[part].aligned)
         return max((drift for drift in drifts if math.isfinite(drift)), default=0.0)
 
-    @property
+    @cached_property
     def wrong_numbers(self) -> bool:
         """Whether a finite number is wrong, or the shape: NaN is the same whatever made it."""
         for part in self.parts:

@@ -121,8 +121,8 @@ def _of_edits(
 
     wrong = sorted({part for each in failing for part in each.parts if each.errors[part] > 1.0})
     groups = [edited(claimed)] if "output" in wrong else [*_of_parts(edited(claimed), wrong, claimed)]
-    for hypotheses in groups:
-        for each in few[:2]:
+    for number, hypotheses in enumerate(groups):
+        for each in few[: 1 if number else 2]:
             fitted: list[Hypothesis] = []
             if each.wrong_numbers and "output" in wrong:
                 fitted = [*measured(each, claimed)]
