@@ -228,6 +228,7 @@ class _Triggers:
         parts = tuple(dict.fromkeys(part for each in failing for part in each.parts))
         self.failing = failing
         self.prober = Prober(implementation, first.problem.dtype, parts, device, CALLS, {}, whole)
+        self.prober.raised = frozenset(each.raised for each in failing if each.raised)
 
     @cached_property
     def found(self) -> list[Condition]:
@@ -281,13 +282,18 @@ def _observations(
     for each in sorted(compared, key=lambda each: dtypes.index(each.dtype)):
         parts.setdefault((each.case, each.dtype), set()).add(each.part)
     widest = [key for key in parts if key[1] == dtypes[0]] or list(parts)
+    raised = set[str]()
     for case, dtype in widest[:MANY]:
-        yield observed(implementation, case, dtype, tuple(parts[case, dtype]), device)
+        seen = observed(implementation, case, dtype, tuple(parts[case, dtype]), device)
+        raised.add(seen.raised)
+        yield seen
     wanted = tuple(dict.fromkeys(part for names in parts.values() for part in names)) or ("output",)
     for probe in PROBES:
         fitted = fit_to_explain(probe, implementation.claims)
         if not isinstance(fitted, Unsupported) and (fitted, dtypes[0]) not in parts:
-            yield observed(implementation, fitted, dtypes[0], wanted, device)
+            seen = observed(implementation, fitted, dtypes[0], wanted, device)
+            if seen.tells(raised):
+                yield seen
 
 
 @contextmanager

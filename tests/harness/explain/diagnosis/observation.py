@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -65,6 +65,10 @@ class Observation:
         s = self.case.sizes
         heads = s.batch * s.num_heads
         return heads > HEADS or heads * s.query_length * s.key_length > SCORES
+
+    def tells(self, raised: Collection[str] | None) -> bool:
+        """Whether it answers, or raises one of these: another exception may be a refusal of what is not claimed."""
+        return self.got is not None or raised is None or self.raised in raised
 
     @cached_property
     def by_output(self) -> Observation:
@@ -255,6 +259,7 @@ class Prober:
         whole: whether rows without any key are compared, too.
         drift: that of the failing case from which others are made: a case with half as much of it fails as well, and
             one with less than a quarter passes, whatever its bounds.
+        raised: exceptions that are failures; others may be refusals, and show nothing. None: all are.
     """
 
     implementation: Implementation
@@ -265,6 +270,7 @@ class Prober:
     seen: dict[Case, Observation | None]
     whole: bool = True
     drift: tuple[tuple[str, str], float] | None = None
+    raised: frozenset[str] | None = None
 
     def fails(self, case: Case) -> bool | None:
         """Whether it fails; None where the claims exclude the case, or no call is left, or it would not show."""
@@ -284,6 +290,8 @@ class Prober:
                 return None
             self.left -= 1
             made = observed(self.implementation, fitted, self.dtype, self.parts, self.device)
+            if not made.tells(self.raised):
+                return self.seen.setdefault(case, None)
             self.seen[case] = made if self.whole else made.without_empty_rows(self.implementation.claims.conventions)
         return self.seen[case]
 
