@@ -214,9 +214,10 @@ def test_an_exception_where_options_meet_is_a_finding_of_its_own() -> None:
             raise ValueError("a mask and a causal flag")
         return Steps()(query, key, value, **options) / 2
 
-    diagnosis = judged_op(halves, LONG, replace(LONG, mask=MaskKind.BOOL))
+    masked = replace(LONG, mask=MaskKind.BOOL)
+    diagnosis = judged_op(halves, LONG, masked, replace(masked, causal=True))
     assert diagnosis.name == "output multiplied by 0.5"
-    assert diagnosis.explains == diagnosis.of - 1
+    assert 2 < diagnosis.explains < diagnosis.of
     assert str(diagnosis).endswith("; the others all have an exception of their own: Return the weighted sum as it is.")
 
 
@@ -314,3 +315,16 @@ def test_many_failures_that_do_not_come_again_are_compared_with_no_mistake(monke
     right = Implementation("right", Claims(Scope.OP, OP_FEATURES), torch_op(Steps()))
     checks = [FailingCheck(clause, Case(), "float32", "output") for clause in list(load())[:20]]
     assert "none showed when the checks were run again" in str(diagnose(right, checks, dtypes=("float32",)))
+
+
+def test_a_refusal_of_what_no_check_gave_is_no_failure() -> None:
+    """A flag with a mask is refused: what is wrong is one thing, which has a condition and a size."""
+
+    def larger(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        if "attn_mask" in options and options.get("is_causal"):
+            raise NotImplementedError("a mask with the flag")
+        return Steps()(query, key, value, **options) * (1.1 if key.shape[-2] > 255 else 1.0)
+
+    diagnosis = judged_op(larger, *(Case(seed=n).sized(key_length=length) for n, length in enumerate((257, 300))))
+    assert diagnosis.name == "output multiplied by 1.1"
+    assert diagnosis.when == ("with more than 255 keys",)
