@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -219,6 +220,18 @@ def gates_centred_over_the_batch(name: str) -> Implementation:
             return super().opened(logits - logits.mean(0))
 
     return _gated(Centred, name)
+
+
+@breaks_built("modules.as-built", holds=("modules.one-head", "projections.query"), severity=LEAK)
+def gate_of_an_option_from_the_next_token(name: str) -> Implementation:
+    class Ahead(Gated):
+        def opened(self, logits: Tensor) -> Tensor:
+            return super().opened(logits.roll(-1, 1))
+
+    made = _gated(Gated, name)
+    ahead = AsBuilt(Ahead, call_layer, unordered=True)
+    usual = replace(AsBuilt(Gated, call_layer, unordered=True), otherwise={"built with gate_next=True": ahead})
+    return replace(made, modes={Feature.AS_BUILT: usual})
 
 
 @breaks("modules.one-head", holds=("scores.scale-default", "masks.bool"))

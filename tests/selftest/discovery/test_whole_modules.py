@@ -2,10 +2,12 @@
 
 import pytest
 
+from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.discovery.making import Make, refused
 
 GATED = """
 class f(nn.Module):
@@ -120,3 +122,64 @@ def test_counts_of_a_sample_are_its_own(make: Make, count: str, wrong: bool) -> 
 
 def test_nothing_is_claimed_where_all_parts_are_known(make: Make) -> None:
     assert Feature.AS_BUILT not in make(gated("1", gate="None")).claims
+
+
+OPTIONAL = """
+class f(nn.Module):
+    def __init__(self, dim, heads, qk_norm=False, gated=None):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        norm = nn.LayerNorm if qk_norm else lambda width: nn.Identity()
+        self.q_norm, self.k_norm = norm(dim // heads), norm(dim // heads)
+        self.gate = nn.Linear(dim, heads) if gated else None
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        y = attend(self.q_norm(q), self.{norm}(k), v)[0]
+        if self.gate is not None:
+            y = y * self.gate(x).sigmoid(){opened}[..., None]
+        return self.out(y.transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("opened", "wrong"), [(".mT", False), (".reshape(len(x), self.h, -1)", True)])
+def test_an_option_that_is_off_is_turned_on(make: Make, opened: str, wrong: bool) -> None:
+    assert is_caught(make, OPTIONAL.format(norm="k_norm", opened=opened)) is wrong
+
+
+@pytest.mark.parametrize(("norm", "idle"), [("k_norm", False), ("q_norm", True)])
+def test_what_an_option_adds_and_nothing_reads_is_not_judged(make: Make, norm: str, idle: bool) -> None:
+    assert ("k_norm.weight" in make(OPTIONAL.format(norm=norm, opened=".mT")).findings) is idle
+
+
+UNKNOWN = """
+class f(nn.Module):
+    def __init__(self, dim, heads, rank):
+        super().__init__()
+        self.h, self.mixed = heads, nn.Linear(dim, heads * rank)
+        self.down, self.up = nn.Linear(dim, rank), nn.Linear(rank, 2 * heads * rank)
+        self.out = nn.Linear(heads * rank, dim)
+    def forward(self, x, past=None):
+        held = self.down(x) if past is None else torch.cat([past[0], self.down({new})], 1)
+        k, v = (split(each, self.h) for each in self.up(held).chunk(2, -1))
+        n, last = x.shape[1], held.shape[1]
+        seen = torch.ones(n, last, dtype=torch.bool).tril(last - n)
+        y = attend(split(self.mixed(x), self.h), k, v, seen)[0]
+        return self.out(y.transpose(1, 2).flatten(2)), held[None].expand(2, -1, -1, -1)
+"""
+
+
+@pytest.mark.parametrize(("new", "wrong"), [("x", False), ("x.flip(1)", True)])
+def test_an_unknown_form_is_judged_by_relations_alone(make: Make, new: str, wrong: bool) -> None:
+    text = UNKNOWN.format(new=new)
+    assert "rank" in refused(make, text)
+    made = candidate("mine.py:f", {}, in_part=True)
+    assert [*made.findings] == ["its numbers"]
+    (found,) = run(made, dtypes=("float32",))
+    assert (found.clause, found.status) == ("modules.as-built", Status.FAIL if wrong else Status.PASS)
+
+
+def test_an_unknown_form_is_refused_where_samples_are_not_kept_apart(make: Make) -> None:
+    text = UNKNOWN.format(new="x").replace("self.down(x)", "self.down(x).cumsum(0)")
+    assert refused(make, text)
+    with pytest.raises(TargetError):
+        candidate("mine.py:f", {}, in_part=True)
