@@ -24,6 +24,7 @@ from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.problem import Array, Problem
 
 Call: TypeAlias = Callable[[nn.Module, Tensors, Problem], Any]
+Run: TypeAlias = Callable[[Problem, str], Result]
 INPUTS = ("query", "key", "value")
 ROUNDINGS = float(np.finfo(np.float64).eps) ** 0.5
 """A part of the largest number that is more than roundings in float64, and less than what a token changes."""
@@ -82,8 +83,8 @@ class AsBuilt:
         pieces: calls with the same tokens in pieces, by a name for messages.
         trained: whether it answers the same in training mode, where nothing is dropped.
         heads: moves the heads of a module in all of its parameters; None: it is unknown which belong to a head.
-        otherwise: the same of the module as it is built with other options, by a text that states them. Each is
-            another function: what has to be the same as its output are its own `Result.others`.
+        otherwise: runs of other functions, such as of the module as it is built with other options, by a text for
+            messages: what has to be the same as their output are their own `Result.others`.
     """
 
     build: Callable[[Problem], nn.Module]
@@ -94,7 +95,7 @@ class AsBuilt:
     pieces: Mapping[str, Call] = field(default_factory=dict)
     trained: bool = False
     heads: HeadAxes | None = None
-    otherwise: Mapping[str, AsBuilt] = field(default_factory=dict)
+    otherwise: Mapping[str, Run] = field(default_factory=dict)
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """The output with its gradients of inputs, or with the outputs that have to be the same."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.as_built import AsBuilt, Call, HeadAxes
+from attention_conformance.implementations.adapters.as_built import AsBuilt, Call, HeadAxes, Run
 from attention_conformance.implementations.adapters.modes import Modes
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.contract import Result, Unsupported
@@ -20,6 +20,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.modules.bare import POSITIONS
+from attention_conformance.implementations.discovery.modules.bias_tables import tables_of
 from attention_conformance.implementations.discovery.modules.built_otherwise import turned_on
 from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
@@ -70,7 +71,16 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
         return {}
     makes = {how: replace(whole, options=each.options) for how, each in options.items()}
     runs = {how: _optional(each, module, direct, sized, check) for how, each in makes.items()}
-    return {Feature.AS_BUILT: replace(usable, otherwise={how: each for how, each in runs.items() if each})}
+    otherwise = {how: each for how, each in runs.items() if each is not None} | _tables(whole, module, direct, check)
+    return {Feature.AS_BUILT: replace(usable, otherwise=otherwise)}
+
+
+def _tables(whole: Constructor, module: nn.Module, direct: ModuleCall, check: ClaimCheck) -> dict[str, Run]:
+    """Its tables of biases, as far as they can be looked at."""
+    found, problem = safe_call(partial(tables_of, whole, module, Chosen(direct, ()))).value or {}, plain_problem(check)
+    if problem is None:
+        return {}
+    return {how: run for how, run in found.items() if not safe_call(partial(run, problem.fresh(), check.device)).error}
 
 
 def _usual(whole: Constructor, module: nn.Module, direct: ModuleCall, sized: bool) -> AsBuilt:
@@ -164,6 +174,8 @@ def _of_options(run: AsBuilt, problem: Problem, device: str) -> Iterator[tuple[s
     """Parameters that an option adds and that change nothing, where others that it adds do."""
     usual = dict(run.build(problem).named_parameters())
     for how, other in run.otherwise.items():
+        if not isinstance(other, AsBuilt):
+            continue
         added = [path for path, _ in other.build(problem).named_parameters() if path not in usual]
         idle = safe_call(partial(other.without_effect, problem.fresh(), device, usual)).value or () if added else ()
         if len(idle) < len(added):
