@@ -1,4 +1,4 @@
-"""Tables of biases that are learned for distances: which row of the table a pair of tokens reads, seen in its answers."""
+"""Tables of biases that are learned for distances: which row a pair of tokens reads, seen in the answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from attention_conformance.implementations.discovery.modules.module_runs import 
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.spec.problem import Array, Problem
 
-COUNTS, DISTANCES = ("num_buckets", "relative_attention_num_buckets"), ("max_distance", "relative_attention_max_distance")
+COUNTS, DISTANCES = (
+    ("num_buckets", "relative_attention_num_buckets"),
+    ("max_distance", "relative_attention_max_distance"),
+)
 """Attributes of modules with the buckets of T5, by the names that they have there."""
 LONGEST, MOST_BUCKETS = 140, 64
 """Tokens, and rows of a table, that are looked at."""
@@ -102,7 +105,7 @@ class BucketRows:
 
     def _is_sure(self, pair: tuple[int, int], causal: bool) -> bool:
         """Whether no rounding decides between two buckets."""
-        exact, place = self._place(abs(pair[0] - pair[1]), causal)
+        place = self._place(abs(pair[0] - pair[1]), causal)[1]
         return place == 0.0 or abs(place - round(place)) > ROUNDINGS**0.5
 
     def _row(self, pair: tuple[int, int], causal: bool) -> int:
@@ -125,7 +128,7 @@ class WindowRows:
     tables: Tables
 
     def __call__(self, problem: Problem, device: str) -> Result:
-        """The queries of each offset, (1, rows, tokens), in an order of their own; its `others` are those that are seen."""
+        """The queries of each offset, (1, rows, tokens), sorted; its `others` are those that are seen."""
         down, along = SIDES
         places = [(y, x) for y in range(down) for x in range(along)]
         offsets = [(y, x) for y in range(1 - down, down) for x in range(1 - along, along)]
@@ -144,7 +147,9 @@ def tables_of(make: Constructor, module: nn.Module, call: Call) -> Mapping[str, 
     found: dict[str, BucketRows | WindowRows] = {}
     tables = partial(Tables, partial(built_for, make, True), call)
     for owner in module.modules():
-        count, longest = (next((vars(owner).get(n) for n in names if n in vars(owner)), 0) for names in (COUNTS, DISTANCES))
+        count, longest = (
+            next((vars(owner).get(n) for n in names if n in vars(owner)), 0) for names in (COUNTS, DISTANCES)
+        )
         if isinstance(count, int) and isinstance(longest, int) and 0 < count <= MOST_BUCKETS and longest > count // 2:
             paths = [path for path, p in module.named_parameters() if len(p) == count and _is_of_biases(path)]
             found |= {f"the rows of {path}": BucketRows(tables(path), count, longest) for path in paths}

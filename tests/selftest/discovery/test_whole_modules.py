@@ -183,3 +183,50 @@ def test_an_unknown_form_is_refused_where_samples_are_not_kept_apart(make: Make)
     assert refused(make, text)
     with pytest.raises(TargetError):
         candidate("mine.py:f", {}, in_part=True)
+
+
+BUCKETS = """
+class f(nn.Module):
+    def __init__(self, dim, heads, num_buckets=8, max_distance=20):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.num_buckets, self.max_distance = num_buckets, max_distance
+        self.relative_attention_bias = nn.Embedding(num_buckets, heads)
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        at = torch.arange(x.shape[1])
+        ahead, half = at - at[:, None], self.num_buckets // 2
+        far, exact = ahead.abs(), half // 2
+        log = (far.clamp(1) / exact).log() / math.log(self.max_distance {over})
+        near = torch.where(far < exact, far, (exact + (log * (half - exact)).long()).clamp(max=half - 1))
+        biases = self.relative_attention_bias(near + half * (ahead > 0)).permute(2, 0, 1)
+        return self.out(attend(q, k, v, biases)[0].transpose(1, 2).flatten(2))
+"""
+WINDOW = """
+class f(nn.Module):
+    def __init__(self, dim, window_size, num_heads):
+        super().__init__()
+        self.h, self.qkv, self.out = num_heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        down, along = window_size
+        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * down - 1) * (2 * along - 1), num_heads))
+        y, x = (each.flatten() for each in torch.meshgrid(torch.arange(down), torch.arange(along), indexing="ij"))
+        rows = (y[:, None] - y + down - 1) * (2 * {side} - 1) + x[:, None] - x + along - 1
+        self.register_buffer("rows", rows)
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        biases = self.relative_position_bias_table[self.rows].permute(2, 0, 1)
+        return self.out(attend(q, k, v, biases)[0].transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (BUCKETS.format(over="/ exact"), False),
+        (BUCKETS.format(over=""), True),
+        (WINDOW.format(side="along"), False),
+        (WINDOW.format(side="down"), True),
+    ],
+)
+def test_pairs_of_tokens_read_their_rows_of_a_table(make: Make, text: str, wrong: bool) -> None:
+    assert is_caught(make, text) is wrong
