@@ -23,6 +23,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
 )
 from attention_conformance.implementations.discovery.modules.given_weights import Weights, is_given, width_in
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
+from attention_conformance.implementations.discovery.modules.own_backward import backward_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, required
 
 METHODS = (
@@ -82,7 +83,8 @@ def plain_class(kind: type) -> type[nn.Module] | None:
                 owner[at] = arrays[path]
             return getattr(made, name)(*inputs, **options)
 
-        return Held(kept, answer, framework_of(next(iter(kept.values()))))
+        framework = framework_of(next(iter(kept.values())))
+        return Held(kept, answer, framework, backward=backward_of(made) if framework == "numpy" else None)
 
     method = inspect.signature(getattr(kind, name))
     called = method.replace(parameters=list(method.parameters.values())[1:])

@@ -17,6 +17,7 @@ from attention_conformance.implementations.adapters.jax_programs import Evaluati
 from attention_conformance.implementations.adapters.tensors import to_array, to_tensor
 
 Answer = Callable[[Mapping[str, Any], Sequence[Any], Mapping[str, Any]], Any]
+Backward = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +29,14 @@ class Held:
         answer: what it answers with other arrays in their places, to inputs by position and options by name.
         framework: "numpy", "jax" or "torch": what it computes with.
         evaluate: how an answer of JAX is computed.
+        backward: takes the gradient of its last answer, and returns those of its inputs; None where it has none.
     """
 
     arrays: Mapping[str, Any]
     answer: Answer
     framework: str
     evaluate: Evaluation = called
+    backward: Backward | None = None
 
 
 class Mirror(nn.Module):

@@ -230,3 +230,41 @@ class f(nn.Module):
 )
 def test_pairs_of_tokens_read_their_rows_of_a_table(make: Make, text: str, wrong: bool) -> None:
     assert is_caught(make, text) is wrong
+
+
+LAYER = """
+class f:
+    def __init__(self, d_model, num_heads):
+        draw = np.random.default_rng(0)
+        self.h = num_heads
+        self.Wq, self.Wk, self.Wv, self.Wo = draw.standard_normal((4, d_model, d_model)) / d_model**0.5
+    def heads(self, x):
+        return x.reshape(*x.shape[:2], self.h, -1).swapaxes(1, 2)
+    def joined(self, x):
+        return x.swapaxes(1, 2).reshape(len(x), x.shape[2], -1)
+    def forward(self, x):
+        q, k, v = (self.heads(x @ w) for w in (self.Wq, self.Wk, self.Wv))
+        s = q @ k.swapaxes(-1, -2) / float(np.sqrt(q.shape[-1]))
+        e = np.exp(s - s.max(-1, keepdims=True))
+        self.held = q, k, v, e / e.sum(-1, keepdims=True)
+        return self.joined(self.held[3] @ v) @ self.Wo
+    def backward(self, dout):
+        q, k, v, p = self.held
+        do = self.heads(dout @ self.Wo.T)
+        dp = do @ v.swapaxes(-1, -2)
+        ds = p * (dp - (dp * p).sum(-1, keepdims=True)) / float(np.sqrt(q.shape[-1]))
+        dv, dk = p.swapaxes(-1, -2) @ do, ds.swapaxes(-1, -2) @ q
+        return {returned}
+"""
+DX = "self.joined(ds @ k) @ self.Wq.T + self.joined(dk) @ self.Wk.T"
+
+
+@pytest.mark.parametrize(("returned", "wrong"), [(DX + " + self.joined(dv) @ self.Wv.T", False), (DX, True)])
+def test_what_a_class_of_numpy_returns_from_its_backward_pass_is_the_slope(
+    make: Make, returned: str, wrong: bool
+) -> None:
+    assert is_caught(make, LAYER.format(returned=returned)) is wrong
+
+
+def test_a_backward_pass_that_returns_no_gradient_of_its_input_is_not_judged(make: Make) -> None:
+    assert Feature.AS_BUILT not in make(LAYER.format(returned="None")).claims
