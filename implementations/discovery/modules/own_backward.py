@@ -96,8 +96,7 @@ def own_backward(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Mode
     plain = not (make.left_out or make.held or call.tap or call.tables or call.length_first or call.spatial)
     if isinstance(fitted, Unsupported) or not plain or "float64" not in check.claims.dtypes:
         return {}
-    alone = replace(call, inputs=1, keywords=call.keywords[:1], optional=False)
-    calls = (alone, call) if call.optional else (call,)
+    calls = (call.alone_with_itself(), call) if call.optional else (call,)
     run, problem = OwnBackward(partial(built_for, make, False), calls), build(fitted, "float64")
     outcome = safe_call(lambda: run(problem.fresh(), check.device))
     return {} if outcome.error else {Feature.AS_BUILT: run}

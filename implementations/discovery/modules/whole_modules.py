@@ -56,7 +56,7 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     parts = [*_parts(module, make)]
     premises = check.claims.premises
     sized = bool(premises.length or premises.block or make.window)
-    direct = replace(call, tap="")
+    direct = replace(call, tap="").alone_with_itself()
     run = _usual(whole, module, direct, sized)
     run = replace(run, heads=None if premises.alibi else _head_axes(whole))
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
