@@ -25,7 +25,7 @@ from attention_conformance.tests.harness.run.exit_status import ExitStatus, exit
 from attention_conformance.tests.harness.run.plan.budget import Budget, in_order, left_out
 from attention_conformance.tests.harness.run.plan.failing_first import FailingFirst
 from attention_conformance.tests.harness.run.plan.selection import UsageError, hushed, selection_of, settings_of
-from attention_conformance.tests.harness.run.plan.sharding import Group, Shard
+from attention_conformance.tests.harness.run.plan.sharding import Group, Shard, long_groups
 from attention_conformance.tests.harness.run.queries import answered
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.screen.explanations import explain
@@ -160,6 +160,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         place = {id(planned): number for number, planned in enumerate(in_order([each.planned for each in clauses]))}
         items.sort(key=lambda item: place[id(item.planned)] if isinstance(item, ClauseItem) else -1)
     elif state.settings.first_screen and len(clauses) == len(items):
+        # A second judge begins at the end: nobody waits for one that is begun late and takes long.
+        taken = long_groups([_group(item) for item in items])
+        items.sort(key=lambda item: taken.get(_group(item), 0.0))
         items.sort(key=lambda item: telling_first(item.planned) if isinstance(item, ClauseItem) else 0)
     items.sort(key=lambda item: isinstance(item, ClauseItem) and item.planned.test.last)
 
