@@ -33,7 +33,7 @@ from attention_conformance.tests.harness.run.screen.first_failure import FirstFa
 from attention_conformance.tests.harness.run.screen.next_steps import folded, next_steps
 from attention_conformance.tests.harness.run.screen.printing import summarise
 from attention_conformance.tests.harness.run.screen.progress import Progress
-from attention_conformance.tests.harness.run.second_judge import SECOND, second_judge
+from attention_conformance.tests.harness.run.second_judge import SHARED, SharedWork
 from attention_conformance.tests.harness.run.session import ENDS, KEY, LEFTOVERS, LOSSES, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.report.folder import FolderError, unwritten
@@ -201,9 +201,9 @@ def _share_work(config: pytest.Config, only_clauses: bool) -> None:
         option.maxfail or option.usepdb or option.collectonly or config.getoption("numprocesses", None) is not None
     )
     alike = only_clauses and state.settings.has_candidates and not any(state.adapter_mistakes.values())
-    if alike and not in_turn and (second := second_judge(state.planned, state.settings)):
-        config.stash[SECOND] = second
-        config.add_cleanup(second.end)
+    if alike and not in_turn:
+        config.stash[SHARED] = shared = SharedWork.of(state.planned, state.settings)
+        config.add_cleanup(shared.end)
 
 
 def _show_progress(session: pytest.Session, planned: int) -> None:

@@ -4,6 +4,8 @@ Its verdicts count only where neither worker was lost or has left anything: othe
 there is no second judge.
 """
 
+from __future__ import annotations
+
 import ctypes
 import json
 import os
@@ -37,6 +39,10 @@ LEAST = 4.0
 """Seconds of a plan, as measured for another implementation, from which on a second judge saves what it costs."""
 STARTS = 8.0
 """How many times as long as the start of a worker the plan has to take, as a second one has to start."""
+LOOK = 5.0
+"""Seconds after which it is looked again whether one would pay: each answer of some candidates takes long."""
+SHORT = 0.01
+"""Seconds below which nothing is concluded from how long checks have taken."""
 WAITED = 0.1
 """The share of its time for which this process may have waited for a core; on a busy machine there is none left."""
 MOST = 4096
@@ -118,15 +124,71 @@ class SecondJudge:
         os.close(self.answers)
 
 
-SECOND = pytest.StashKey[SecondJudge]()
+@dataclass(eq=False)
+class SharedWork:
+    """A plan that is shared with a second judge, from its beginning or once it turns out to take long.
+
+    Attributes:
+        started: seconds that the starts of the candidates' processes have taken.
+        begun: when the first check was.
+        looked: when it was last looked at whether a second judge would pay.
+        done: the checks that were made before there was one.
+    """
+
+    planned: Sequence[PlannedCheck]
+    settings: RunSettings
+    started: float
+    begun: float
+    looked: float
+    second: SecondJudge | None
+    done: set[Key] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, planned: Sequence[PlannedCheck], settings: RunSettings) -> SharedWork:
+        started, now = _computed(planned), time.monotonic()
+        return cls(planned, settings, started, now, now, second_judge(planned, settings, started))
+
+    def verdict(self, planned: PlannedCheck) -> tuple[Verdict, str] | None:
+        """See `SecondJudge`."""
+        if self.second is None and time.monotonic() - self.looked >= LOOK:
+            self.second = self._late()
+        if self.second is not None:
+            return self.second.verdict(planned)
+        self.done.add(_key(planned))
+        return None
+
+    def _late(self) -> SecondJudge | None:
+        """With as much slower a candidate as it has been so far."""
+        self.looked = time.monotonic()
+        expected = sum(seconds(clause) for clause, *_ in self.done)
+        rest = [each for each in self.planned if _key(each) not in self.done]
+        return second_judge(rest, self.settings, self.started, (self.looked - self.begun) / max(expected, SHORT))
+
+    def end(self) -> None:
+        if self.second is not None:
+            self.second.end()
 
 
-def second_judge(planned: Sequence[PlannedCheck], settings: RunSettings) -> SecondJudge | None:
-    """Starts one, where a core is free for it and it pays."""
+SHARED = pytest.StashKey[SharedWork]()
+
+
+def second_judge(
+    planned: Sequence[PlannedCheck], settings: RunSettings, started: float, slower: float = 1.0
+) -> SecondJudge | None:
+    """Starts one, where a core is free for it and it pays.
+
+    Args:
+        planned: what is left to be judged.
+        settings: of the run.
+        started: see `SharedWork`.
+        slower: so many times as long as expected do the checks take.
+    """
     parts = parts_of(planned)
     order = list(dict.fromkeys(parts.values()))
     plain = not settings.commands and settings.device == "cpu" and settings.budget is None
-    if not (plain and can_be_copied() and 1 < len(order) <= MOST and _pays(planned) and core_is_free()):
+    if not (
+        plain and can_be_copied() and 1 < len(order) <= MOST and _pays(planned, started, slower) and core_is_free()
+    ):
         return None
     (tokens, given), (answers, answered) = os.pipe(), os.pipe()
     os.write(given, bytes(len(order)))
@@ -200,16 +262,20 @@ def core_is_free() -> bool:
     return waited <= WAITED * computed
 
 
-def _pays(planned: Sequence[PlannedCheck]) -> bool:
+def _pays(planned: Sequence[PlannedCheck], started: float, slower: float) -> bool:
     """Whether the plan takes long, and a second worker is started soon."""
-    started = 0.0
     for each in _implementations(planned):
         if not isinstance(each.run, Remote) or each.run.door.command != worker_command():
             return False
         if each.run.door.process is None or each.run.door.deaths:
             return False
-        started += each.run.door.process.computed()
-    return sum(seconds(each.clause.id) for each in planned) >= max(LEAST, STARTS * started)
+    return slower * sum(seconds(each.clause.id) for each in planned) >= max(LEAST, STARTS * started)
+
+
+def _computed(planned: Sequence[PlannedCheck]) -> float:
+    """Seconds that the candidates' processes have computed."""
+    runs = [each.run for each in _implementations(planned) if isinstance(each.run, Remote)]
+    return sum(run.door.process.computed() for run in runs if run.door.process is not None)
 
 
 def _judged(planned: PlannedCheck, settings: RunSettings) -> tuple[Verdict, str]:

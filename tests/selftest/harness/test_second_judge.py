@@ -20,7 +20,7 @@ from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run import second_judge
 from attention_conformance.tests.harness.run.plan import sharding
 from attention_conformance.tests.harness.run.plan.sharding import long_groups
-from attention_conformance.tests.harness.run.second_judge import SecondJudge, core_is_free, parts_of
+from attention_conformance.tests.harness.run.second_judge import SecondJudge, SharedWork, core_is_free, parts_of
 from attention_conformance.tests.report.verdict import FailureKind, Status, Verdict
 from attention_conformance.tests.selftest.sessions import OF_NUMPY
 
@@ -63,7 +63,7 @@ def shared(planned: list[PlannedCheck]) -> Iterator[SecondJudge]:
     """With a second judge, although little is to be done."""
     free = patch.multiple(second_judge, core_is_free=lambda: True, can_be_copied=lambda: True, LEAST=0.0, STARTS=0.0)
     with free, patch.object(sharding, "LONG", 1.0):
-        second = second_judge.second_judge(planned, SETTINGS)
+        second = second_judge.second_judge(planned, SETTINGS, 0.0)
     assert second is not None
     try:
         yield second
@@ -118,6 +118,22 @@ def test_a_long_clause_of_which_one_dtype_comes_first_is_in_two_parts(tmp_path: 
         assert len(set(parts_of(together).values())) == 1
 
 
+def test_there_is_a_second_judge_once_a_candidate_turns_out_to_be_slow(tmp_path: Path) -> None:
+    free = {"core_is_free": lambda: True, "can_be_copied": lambda: True, "LEAST": 1e3, "STARTS": 0.0, "LOOK": 0.0}
+    with loaded(tmp_path, "right") as (_, planned), patch.multiple(second_judge, **free):
+        shared = SharedWork.of(planned, SETTINGS)
+        try:
+            assert [shared.verdict(each) for each in planned[:3]] == [None] * 3
+            assert shared.second is None
+            shared.begun -= 1e6
+            assert shared.verdict(planned[3]) is None
+            assert shared.second is not None
+            given = [timeless(verdict) for verdict, _ in verdicts(planned[4:], shared.second)]
+            assert given == [timeless(alone(each)) for each in planned[4:]]
+        finally:
+            shared.end()
+
+
 LITTLE = {"LEAST": 0.0, "STARTS": 0.0}
 
 
@@ -132,7 +148,7 @@ LITTLE = {"LEAST": 0.0, "STARTS": 0.0}
 )
 def test_one_judge_does_all(tmp_path: Path, lacking: dict[str, Any]) -> None:
     with loaded(tmp_path, "right") as (_, planned), patch.multiple(second_judge, **lacking):
-        assert second_judge.second_judge(planned, SETTINGS) is None
+        assert second_judge.second_judge(planned, SETTINGS, 0.0) is None
 
 
 def test_where_torch_was_imported_nothing_is_copied() -> None:
