@@ -129,6 +129,7 @@ class Worker:
                 "findings": dict(loaded.findings),
                 "as_seen": list(loaded.as_seen),
                 "stated": list(loaded.stated),
+                "unclaimed": list(loaded.unclaimed),
                 "language": "Python",
                 "versions": {
                     "Python": platform.python_version(),
