@@ -119,16 +119,18 @@ def test_a_long_clause_of_which_one_dtype_comes_first_is_in_two_parts(tmp_path: 
 
 
 def test_there_is_a_second_judge_once_a_candidate_turns_out_to_be_slow(tmp_path: Path) -> None:
-    free = {"core_is_free": lambda: True, "can_be_copied": lambda: True, "LEAST": 1e3, "STARTS": 0.0, "LOOK": 0.0}
+    free: dict[str, Any] = {"core_is_free": lambda: True, "can_be_copied": lambda: True}
+    free |= {"LEAST": 1e3, "STARTS": 0.0, "LOOK": 0.0}
     with loaded(tmp_path, "right") as (_, planned), patch.multiple(second_judge, **free):
         shared = SharedWork.of(planned, SETTINGS)
         try:
             assert [shared.verdict(each) for each in planned[:3]] == [None] * 3
-            assert shared.second is None
-            shared.begun -= 1e6
+            before, shared.begun = shared.second, shared.begun - 1e6
             assert shared.verdict(planned[3]) is None
-            assert shared.second is not None
-            given = [timeless(verdict) for verdict, _ in verdicts(planned[4:], shared.second)]
+            second = shared.second
+            assert before is None
+            assert second is not None
+            given = [timeless(verdict) for verdict, _ in verdicts(planned[4:], second)]
             assert given == [timeless(alone(each)) for each in planned[4:]]
         finally:
             shared.end()
