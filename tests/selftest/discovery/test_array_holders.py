@@ -21,9 +21,7 @@ from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, write
-
-__all__ = ["make"]
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, write
 
 NUMPY = """
 def shares(s):
