@@ -5,10 +5,8 @@ import pytest
 from attention_conformance.spec.premises import Premises
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, refused
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, refused
 from attention_conformance.tests.selftest.thorough import thorough
-
-__all__ = ["make"]
 
 ALIBI = """
 class f(nn.Module):
@@ -44,6 +42,15 @@ def test_slopes_that_are_wrong_for_six_heads_are_judged(make: Make) -> None:
     made = make(ALIBI.format(slopes=MIXED.replace("2 * below, 2)", "2 * below)"), width="q.shape[-1]", bias="distance"))
     (verdict,) = run(made, ("shapes.coincident",), ("float32",))
     assert verdict.status is Status.FAIL
+
+
+def test_slopes_that_begin_as_those_of_alibi_are_judged(make: Make) -> None:
+    """Of three heads the third has the slope of the first."""
+    text = ALIBI.format(slopes=MIXED.replace("range(0, ", "range(1, "), width="q.shape[-1]", bias="distance")
+    made = make(text)
+    assert made.claims.premises.interleaved
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(made)
 
 
 @pytest.mark.parametrize("wrong", [{"width": "x.shape[-1]"}, {"bias": "(distance - (distance < -4).int())"}])
