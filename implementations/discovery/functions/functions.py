@@ -37,7 +37,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     with_returned_weights,
 )
 from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
-from attention_conformance.implementations.discovery.documented import states_bottom_right, states_integers
+from attention_conformance.implementations.discovery.documented import chooses_corner, states_integers
 from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
     Chosen,
@@ -57,6 +57,7 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     without_ignored,
     without_mask_objects,
 )
+from attention_conformance.implementations.discovery.functions.given_sizes import with_given_sizes
 from attention_conformance.implementations.discovery.functions.needed_tables import with_needed_tables
 from attention_conformance.implementations.discovery.functions.on_request import with_all_it_returns
 from attention_conformance.implementations.discovery.functions.one_input import OneInput, of_one_input
@@ -130,7 +131,7 @@ def function_candidate(
     from attention_conformance.implementations.discovery.functions.laid_out import attends_elsewhere
     from attention_conformance.implementations.discovery.functions.merged_heads import with_plain_output
 
-    if (needed := with_needed_tables(function)) is not None:
+    if (needed := with_needed_tables(function) or with_given_sizes(function)) is not None:
         made = function_candidate(name, needed, settings, device, premises)
         return replace(made, about=f"{made.about}; {needed.about}", stated=(*made.stated, needed.about))
     function = with_plain_output(function, device)
@@ -204,7 +205,7 @@ def _usual_candidate(
     check, ignored = without_ignored(check, options)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *lengths, *ignored]
-    promised = options.spelled.get("is_causal") == PUBLISHED_FLAG and not states_bottom_right(whole)
+    promised = options.spelled.get("is_causal") == PUBLISHED_FLAG and not chooses_corner(whole)
     if not interface and not promised and "causal-alignment" not in settings:
         check = corner_as_seen(check)
     given = any("row" in key for key in (*settings, *documented))

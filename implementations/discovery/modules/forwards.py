@@ -252,6 +252,10 @@ def _alone(call: Callable[[], Any]) -> Any:
     return answer
 
 
+class OwnRefusalError(TargetError):
+    """A statement of its own raises as it is called: other sizes may be what it takes."""
+
+
 def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleCall]:
     """The ways in which the class's forward may be called, the likelier first.
 
@@ -375,7 +379,8 @@ def settled(
     if outcome.error and any_error:
         return call  # it may take half types only
     if outcome.error:
-        raise TargetError(f"its forward cannot be called: {outcome.error}")
+        kind = OwnRefusalError if outcome.refused else TargetError
+        raise kind(f"its forward cannot be called: {outcome.error}")
     shapes = [tuple(getattr(part, "shape", ())) for part in parts_of(outcome.value)]
     first = (2, tokens)
     places = [at for at, shape in enumerate(shapes) if shape[:2] == first and len(shape) == 3 and shape[2] != tokens]
