@@ -20,6 +20,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     Size,
     compared,
     size_of,
+    texts_compared,
 )
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, constructor
 from attention_conformance.implementations.discovery.modules.file_sizes import sizes_in_file
@@ -41,6 +42,8 @@ OF_WINDOWS = {"window", "resolution"}
 """Words in the names of the sides of windows and images."""
 OF_MODES = {"self", "cross", "encoder"}
 """Words in the names of flags for what a module attends to."""
+OF_WAYS = {"impl", "implementation", "backend", "kernel", "attention", "attn"}
+"""Words in the names of texts for how something is computed."""
 MOST_WORDS = {"max", "maximum"}
 """Words in the names of numbers of tokens, where they state nothing else."""
 
@@ -62,6 +65,7 @@ def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
         yield (first := replace(first, lenient=True))
     if first is not None:
         yield from (replace(first, options={**first.options, flag: True}) for flag in _modes(kind))
+        yield from (replace(first, options={**first.options, **given}) for given in _ways(kind))
     if first is None or not (first.settings or first.named):
         yield from (each for each in islice(_tried(kind), MOST) if first is None or each.sizes != first.sizes)
     if refused is not None:
@@ -73,6 +77,14 @@ def _modes(kind: type[nn.Module]) -> list[str]:
     off = [p.name for p in of_constructor(kind).parameters.values() if p.default is False]
     found = [name for name in off if "attention" in words_of(name) and words_of(name) & OF_MODES]
     return sorted(found, key=lambda name: "self" in words_of(name))
+
+
+def _ways(kind: type[nn.Module]) -> Iterator[dict[str, object]]:
+    """Other texts for what is computed how, which its code compares with what it is by default, one at a time."""
+    for parameter in of_constructor(kind).parameters.values():
+        if type(parameter.default) is str and words_of(parameter.name) & OF_WAYS:
+            others = texts_compared(kind, parameter.name)
+            yield from ({parameter.name: text} for text in others if text != parameter.default)
 
 
 def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:

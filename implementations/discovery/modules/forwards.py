@@ -61,6 +61,8 @@ LISTED = (INPUTS, ("query", "value", "key"), ("value", "key", "query"))
 """The orders in which such a list may come."""
 MOST_TABLES = 200
 """Combinations of what is given so that it changes nothing."""
+MOST_NEEDED = 8
+"""Those of what may be left out, by its default."""
 SPATIAL: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
     1: lambda x: x.transpose(1, 2).contiguous(),
     2: lambda x: x.transpose(1, 2).unsqueeze(-1).contiguous(),
@@ -315,8 +317,12 @@ def _is_context(name: str) -> bool:
     return _is_input(name) and bool(words & OF_KEYS or {"key", "value"} <= words or role(name) == "key")
 
 
-def with_needed(calls: Sequence[ModuleCall]) -> Iterator[ModuleCall]:
-    """The calls with a mask, or with positions, for a module that needs them, though they may be left out."""
+def with_needed(calls: Sequence[ModuleCall], kind: Any) -> Iterator[ModuleCall]:
+    """The calls with tables, a mask, or positions, for a module that needs them, though they may be left out."""
+    whole = [p for p in inspect.signature(kind.forward).parameters.values() if p.default is None]
+    tables = [p.name for p in whole if words_of(p.name) & TABLE_WORDS and p.name not in KNOWN_NAMES]
+    for call, given in product(calls, islice(combined(tables), MOST_NEEDED) if tables else ()):
+        yield replace(call, tables={**call.tables, **given})
     several = [combination for combination in product((None, Neutral.PLACES), (None, *MASKS)) if any(combination)]
     for call, given in product(calls, sorted(several, key=lambda each: None not in each)):
         own = [call.options.named.spelled.get(option, "") for option in ("query_positions", "bool_mask")]

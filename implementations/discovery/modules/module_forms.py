@@ -116,7 +116,7 @@ def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
         TargetError: there is none.
     """
     refused: TargetError | None = None
-    needed = list(islice(with_needed(calls), MOST_CALLS))
+    needed = list(islice(with_needed(calls, make.kind), MOST_CALLS))
     looks = looked_at(make)
     first = next(looks)
     attempts = [(first, calls, False), (first, needed, False)]

@@ -1,4 +1,4 @@
-"""Classes that refuse the sizes at which they are looked at first, and functions that are given sizes of their inputs."""
+"""Classes that refuse the sizes at which they are looked at first, and functions that are given sizes of inputs."""
 
 import pytest
 
