@@ -158,6 +158,7 @@ class Implementation:
         as_seen: what no name and no documentation states, in words, and is judged as its behaviour shows it.
         stated: what was seen or left out before it was judged, and has to be known to read its verdict; the first
             screen states each.
+        unclaimed: notes on what it offers and is not claimed, with the reason; the first screen lists them.
 
     Raises:
         ValueError: claims and runs do not go together.
@@ -175,6 +176,7 @@ class Implementation:
     findings: Mapping[str, str] = field(default_factory=dict)
     as_seen: tuple[str, ...] = ()
     stated: tuple[str, ...] = ()
+    unclaimed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_functions()

@@ -29,6 +29,10 @@ LIBRARIES = (
 """How the environment variables begin that libraries set themselves when they are first used."""
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 """What can interrupt a process after a time."""
+IMPORTS = "modules or folders of imports"
+"""What messages call these."""
+MODULES, FOLDERS, FINDERS = tuple(sys.modules), tuple(sys.path), tuple(sys.meta_path)
+"""What later imports of this process rely on; a call may add to it, as imports do that wait for a first use."""
 
 
 def process_state() -> dict[str, object]:
@@ -46,6 +50,7 @@ def process_state() -> dict[str, object]:
         "timers": tuple(any(signal.getitimer(each)) for each in TIMERS),
         "switch interval of threads": sys.getswitchinterval(),
         "resource limits": _limits(),
+        IMPORTS: _importable(),
     }
 
 
@@ -79,6 +84,12 @@ def _limits() -> dict[str, object]:
     """What the system lets the process use, such as processor time and open files."""
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     return {name: resource.getrlimit(getattr(resource, name)) for name in names}
+
+
+def _importable() -> tuple[object, ...]:
+    """Which of the modules, folders and finders that were there at first still are."""
+    modules = tuple(name in sys.modules for name in MODULES)
+    return modules, tuple(each in sys.path for each in FOLDERS), tuple(each in sys.meta_path for each in FINDERS)
 
 
 def _folder() -> str:

@@ -17,6 +17,7 @@ from attention_conformance.implementations.discovery.always_scores import with_s
 from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.functions.size_limits import without_unequal_lengths
 from attention_conformance.implementations.discovery.probe import HALF, Floats
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case, Sharing
 from attention_conformance.spec.conventions import Alignment, CausalWithMask
 from attention_conformance.spec.features import Feature
@@ -101,7 +102,7 @@ def _causal_with_others(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck
     check, unequal = without_unequal_lengths(check)
     notes = [*notes, *unequal]
     if not alone and Feature.BOOL_MASK in check.claims and any(_sees_later(check, MASKED)):
-        return check.without(MASKS), [*notes, "masks not claimed: with one it is not causal any more"]
+        return check.without(MASKS), [*notes, unclaimed("masks", "with one it is not causal any more")]
     return check, notes
 
 

@@ -17,6 +17,7 @@ from attention_conformance.implementations.discovery.extra_options import CAUSAL
 from attention_conformance.implementations.discovery.extras import Extra, find_extras
 from attention_conformance.implementations.discovery.probe import COARSE, HALF, NO_ANSWER, Floats, Recorder, near
 from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case, MaskKind, Sizes
 from attention_conformance.spec.conventions import EmptyRow, ReturnedWeights
 from attention_conformance.spec.features import NOTHING, Feature, Packing, PositionIds, Scope
@@ -199,10 +200,10 @@ def option_claims(check: ClaimCheck, named: Set[Feature]) -> tuple[ClaimCheck, l
             if key heads are repeated.
     """
     refuted = {f: why for f in OPTION_CASES if f in check.claims and (why := _refuted(f, check, named))}
-    notes = [f"{f} not claimed: {why}" for f, why in refuted.items() if f in named or why == NOT_REPEATED]
+    notes = [unclaimed(f, why) for f, why in refuted.items() if f in named or why == NOT_REPEATED]
     implied = check.claims.premises.implies  # what is always done needs no option, and ignores one
     if ignored := [f for f, why in refuted.items() if why == NO_EFFECT and not implied(f)]:
-        notes.append(f"{', '.join(ignored)} not claimed: {NO_EFFECT}")
+        notes.append(unclaimed(", ".join(ignored), NO_EFFECT))
     return check.without(set(refuted)), notes
 
 
@@ -276,7 +277,7 @@ def core_claims(check: ClaimCheck, exact_dtype: bool = False) -> tuple[Claims, t
         refuted[Feature.MASK_GRADIENT] = why or _no_mask_gradient(check)
     refuted[Feature.EMPTY_SIZES] = _no_empty_sizes(check)
     lost = {feature: why for feature, why in refuted.items() if why and feature in check.claims}
-    notes += [f"{feature} not claimed: {why}" for feature, why in lost.items()]
+    notes += [unclaimed(feature, why) for feature, why in lost.items()]
     return replace(check.without(set(lost)).claims, dtypes=dtypes), tuple(notes)
 
 
@@ -318,7 +319,7 @@ def _dtypes(check: ClaimCheck, exact_dtype: bool) -> tuple[tuple[str, ...], list
             output = parts(check.run(PLAIN, dtype))[0]
             own = str(output.dtype).removeprefix("torch.")
             errors[dtype] = "" if own == dtype else f"it answers in {own}"
-    notes = [f"{dtype} not claimed: {error}" for dtype, error in errors.items() if error]
+    notes = [unclaimed(dtype, error) for dtype, error in errors.items() if error]
     return tuple(dtype for dtype, error in errors.items() if not error), notes
 
 

@@ -30,11 +30,13 @@ BOTTOM_RIGHT = re.compile(r"bottom[- ]right|\b(?:aligned|align) (?:to|with|at) t
 """Words for a triangle in which the last query stands at the last key."""
 
 
+PUBLISHED_FLAG = "is_causal"
+"""The flag of torch and JAX, whose triangle starts top left; other names promise no corner."""
 PUBLISHED = {
-    *("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "bias", "mask", "query_seq_lengths"),
+    *("attn_mask", "dropout_p", PUBLISHED_FLAG, "scale", "enable_gqa", "bias", "mask", "query_seq_lengths"),
     *("key_value_seq_lengths", "local_window_size", "implementation", "return_residual"),
 }
-"""What the functions of torch and JAX take besides query, key and value, whose triangle starts top left."""
+"""What these functions take besides query, key and value."""
 
 
 def chooses_corner(target: object) -> bool:
@@ -44,7 +46,7 @@ def chooses_corner(target: object) -> bool:
     """
     signature = safe_call(lambda: inspect.signature(target)).value  # type: ignore[arg-type]
     own = [] if signature is None else list(signature.parameters.values())
-    on = any(p.name == "is_causal" and p.default is True for p in own)
+    on = any(p.name == PUBLISHED_FLAG and p.default is True for p in own)
     return on or bool({p.name for p in own[3:]} - PUBLISHED) or bool(BOTTOM_RIGHT.search(inspect.getdoc(target) or ""))
 
 

@@ -6,6 +6,7 @@ from functools import partial
 
 from attention_conformance.implementations.adapters.modes import Modes, Run
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Layout
 from attention_conformance.spec.features import Feature
 
@@ -52,7 +53,7 @@ def own_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, li
     if Feature.SAVED in claimed and Feature.VIEWS in check.claims:
         errors = (check.error_of(saved[Feature.SAVED], case) for case in STRIDED)
         if error := next(filter(None, errors), ""):
-            notes = [*notes, f"saved not claimed: its parameters have to lie in one piece: {error}"]
+            notes = [*notes, unclaimed("saved", f"its parameters have to lie in one piece: {error}")]
             claimed = {mode: run for mode, run in claimed.items() if mode is not Feature.SAVED}
     return claimed | _without_raising(modes(Feature.AUTOCAST), error_of)[0], notes
 
@@ -68,5 +69,5 @@ def _any_error(check: ClaimCheck, run: Run) -> str:
 
 def _without_raising(wanted: Modes, error_of: Callable[[Run], str]) -> tuple[Modes, list[str]]:
     errors = {mode: error_of(run) for mode, run in wanted.items()}
-    notes = [f"{mode} not claimed: {error}" for mode, error in errors.items() if error]
+    notes = [unclaimed(mode, error) for mode, error in errors.items() if error]
     return {mode: run for mode, run in wanted.items() if not errors[mode]}, notes

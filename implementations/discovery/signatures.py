@@ -13,6 +13,7 @@ import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.implementations.discovery.vocabulary import (
     DISPENSABLE,
     FOR_BOTH,
@@ -227,7 +228,7 @@ class Options:
     def notes(self) -> list[str]:
         """A note on each parameter that looks like a misspelled option."""
         return [
-            f"{known} not claimed: the suite does not know its parameter {name!r}; did you mean {known!r}?"
+            unclaimed(known, f"the suite does not know its parameter {name!r}; did you mean {known!r}?")
             for name, known in self.misspelled.items()
         ]
 

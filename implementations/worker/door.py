@@ -59,6 +59,7 @@ class Door:
         received: what the worker has sent, and was not read as an answer yet.
         left: the processes that each process of the worker has left running.
         threads: the names of threads that processes of the worker have left running as they were closed.
+        never_ended: whether one of its processes went on for `ENDING` once it got no more requests.
         allowed: for how many seconds its process may have computed by the end of what is waited for.
         used: those for which it had, as this was looked at last.
         looked: when its shared memory was looked at last, which the system does not limit.
@@ -74,6 +75,7 @@ class Door:
     shared: Path | None = None
     left: list[Leftover] = field(default_factory=list)
     threads: list[str] = field(default_factory=list)
+    never_ended: bool = False
     number: int = 0
     unanswered: dict[int, float] = field(default_factory=dict)
     early: dict[int, Message | LostError] = field(default_factory=dict)
@@ -347,6 +349,7 @@ class Door:
         known = descendants(self.process.number)
         self.process.stdin.close()
         ended = self.process.ended(ENDING)
+        self.never_ended |= ended is None
         code = 0 if ended is None else ended[0]
         self.end(known)
         return code

@@ -53,7 +53,7 @@ class Hello:
 
     Attributes:
         memory: bytes that the candidate may allocate, if the worker has limited them.
-        findings, as_seen, stated: see `Implementation`.
+        findings, as_seen, stated, unclaimed: see `Implementation`.
     """
 
     protocol: int
@@ -69,6 +69,7 @@ class Hello:
     findings: Mapping[str, str] = field(default_factory=dict)
     as_seen: tuple[str, ...] = ()
     stated: tuple[str, ...] = ()
+    unclaimed: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Hello:

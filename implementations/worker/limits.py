@@ -14,8 +14,8 @@ HELD_UP = 0.05
 """The share of a processor that others leave at least to a process that they hold up: one that polls takes less."""
 ENDED = 5.0
 """Seconds within which a process whose streams are closed has ended."""
-ENDING = 2.0
-"""Seconds that a worker has to end by itself once the run is over."""
+ENDING = 5.0
+"""Seconds that a worker has to end by itself once the run is over; without exit handlers it takes milliseconds."""
 DEATHS = 3
 """The deaths after which a worker is not started again."""
 KEPT = 2**20

@@ -29,7 +29,7 @@ from attention_conformance.implementations.api.global_state import (
     loading,
     start_generators,
 )
-from attention_conformance.implementations.api.process_state import write_no_bytecode
+from attention_conformance.implementations.api.process_state import IMPORTS, process_state, write_no_bytecode
 from attention_conformance.implementations.api.safe_call import (
     LONGEST_NAME,
     CandidateError,
@@ -118,7 +118,7 @@ class Worker:
         except (TargetError, CandidateError, PathError, MemoryError, OSError):
             raise
         except Exception as error:
-            raise TargetError(f"{given['target']}: {_raised_as_read(error)}") from None
+            raise TargetError(f"{given['target']}: {_raised_as_read(error, self.before)}") from None
         self.implementation = loaded
         return Message(
             {
@@ -129,6 +129,7 @@ class Worker:
                 "findings": dict(loaded.findings),
                 "as_seen": list(loaded.as_seen),
                 "stated": list(loaded.stated),
+                "unclaimed": list(loaded.unclaimed),
                 "language": "Python",
                 "versions": {
                     "Python": platform.python_version(),
@@ -293,10 +294,12 @@ OPERATIONS: Mapping[str, Callable[[Worker, Message], Message]] = {
 """The requests by name."""
 
 
-def _raised_as_read(error: Exception) -> str:
-    """Whose exception it is: the candidate's, where a line of its own files was running."""
+def _raised_as_read(error: Exception, before: Mapping[str, object]) -> str:
+    """Whose exception it is: the candidate's, where a line of its own files was running, or its calls broke imports."""
     if place := place_of(error):
         return f"as it was read, it raised {error_line(error)} ({place})"
+    if IMPORTS in before and process_state()[IMPORTS] != before[IMPORTS]:
+        return f"a call of it has removed {IMPORTS}, which its process needs: {located_line(error)}"
     return (
         f"the suite could not read it: {located_line(error)}: it has changed what its process needs, "
         "or this is a defect of the suite: please report it"

@@ -103,6 +103,7 @@ class Subject:
         findings: what its interface names and what is not judged, by its own name, with the reason.
         as_seen: what nothing states, in words, and is judged as its behaviour shows it.
         stated: what was seen or left out before it was judged, and stands on the first screen.
+        unclaimed: notes on what it offers and is not claimed.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Subject:
     findings: Mapping[str, str] = field(default_factory=dict)
     as_seen: tuple[str, ...] = ()
     stated: tuple[str, ...] = ()
+    unclaimed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

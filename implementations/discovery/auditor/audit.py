@@ -117,8 +117,7 @@ def in_own_terms(findings: Sequence[Finding], adapter: Adapter) -> list[Finding]
 def _in_own_terms(finding: Finding, adapter: Adapter, inverted: bool) -> Finding:
     if inverted and finding.answer == MAY_ATTEND:  # through an adapter that inverts masks
         return Finding(finding.topic, OFFERED, f"with True and False exchanged, {finding.evidence}")
-    ignored = finding.answer == ABSENT and finding.evidence.startswith(IGNORED)
-    if finding.topic in adapter.named and (ignored or finding.answer == ALWAYS):
+    if finding.topic in adapter.named and (finding.idle or finding.answer == ALWAYS):
         return replace(finding, answer=IGNORED, evidence="it has a parameter for it, and nothing changes")
     if finding.answer == ABSENT and finding.topic in WIDTHS and adapter.one_width:
         return replace(finding, answer=LOST, evidence="it was built with one width for all inputs")

@@ -24,11 +24,13 @@ class Finding:
         topic: what was probed: the name of a feature or of a convention, or other words.
         answer: `UNDETERMINED` where no known answer fits, `LOST` where the process did not survive the probe.
         evidence: what was observed, or why there is no answer.
+        idle: whether there is a parameter for it, and it changes nothing.
     """
 
     topic: str
     answer: str
     evidence: str = ""
+    idle: bool = False
 
     @property
     def determined(self) -> bool:
@@ -46,9 +48,9 @@ class Finding:
         return cls(topic, ABSENT, f"refused: {error}")
 
     @classmethod
-    def ignored(cls, topic: str) -> Finding:
+    def ignored(cls, topic: str, evidence: str = "") -> Finding:
         """Something that is not offered, because it changes nothing."""
-        return cls(topic, ABSENT, IGNORED)
+        return cls(topic, ABSENT, f"{IGNORED}: {evidence}" if evidence else IGNORED, idle=True)
 
     @classmethod
     def offered(cls, topic: str, right: bool, evidence: str) -> Finding:

@@ -204,7 +204,7 @@ def _with_mask_form(function: Function, keywords: Keywords) -> tuple[Keywords, M
 def _broadcasts(subject: Subject) -> bool:
     """Whether masks of four axes and of two broadcast as they should, and no other is misread; refusing is fine."""
     errors = probe_masks.mask_shapes(subject, MAY_ATTEND)
-    return all(not error or (shape in OTHER_RANKS and error.startswith("refused")) for shape, error in errors.items())
+    return all(not error or (shape in OTHER_RANKS and error.refusal) for shape, error in errors.items())
 
 
 def _with_unknown(function: Function, keywords: Keywords, shape: MaskShape, name: str) -> tuple[Keywords, MaskShape]:

@@ -1,7 +1,7 @@
 """Probes of masks: what each kind of mask does to the keys that a query uses, observed in the weights."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from attention_conformance.implementations.discovery.auditor.findings import (
     ABSENT,
     ALWAYS,
-    IGNORED,
     MASKED_OUT,
     MAY_ATTEND,
     OFFERED,
@@ -87,7 +86,7 @@ def _boolean_finding(topic: str, subject: Subject, observed: ObservedWeights, ma
     if observed.shows(~mask):
         return Finding(topic, MASKED_OUT, evidence)
     if unchanged(subject, observed):
-        return Finding(topic, ABSENT, f"{IGNORED}: {evidence}")
+        return Finding.ignored(topic, evidence)
     added = _score_changes(observed, subject.weights())
     if np.allclose(added, _centred(mask.astype(np.float64), observed), atol=16 * HALF):
         return Finding(topic, AS_NUMBERS, f"{evidence}, and True added 1 to the score")
@@ -119,23 +118,33 @@ def boolean(subject: Subject, facts: Facts) -> Iterator[Finding]:
     yield finding
     if finding.answer in (MAY_ATTEND, MASKED_OUT) and subject.interface.mask_shape is MaskShape.FULL:
         shapes = mask_shapes(subject, finding.answer)
-        wrong = {f"({shape})": why for shape, why in shapes.items() if why}
+        wrong = {f"({shape})": error for shape, error in shapes.items() if error}
         answer = f"all but {' '.join(wrong)}" if len(wrong) < len(shapes) else "none"
-        evidence = "; ".join(f"{shape}: {why}" for shape, why in wrong.items())
+        evidence = "; ".join(f"{shape}: {error}" for shape, error in wrong.items())
         yield Finding("mask shapes", answer if wrong else "all that broadcast", evidence)
 
 
-def mask_shapes(subject: Subject, polarity: str) -> dict[MaskShape, str]:
-    """Why a mask of a shape has not the effect that it should have, by shape; empty where it has."""
+@dataclass(frozen=True)
+class ShapeError:
+    """Why a mask of a shape has not the effect that it should have: it was refused by an error, or is misread."""
+
+    refusal: str
+
+    def __str__(self) -> str:
+        return f"refused: {self.refusal}" if self.refusal else "other keys are used"
+
+
+def mask_shapes(subject: Subject, polarity: str) -> dict[MaskShape, ShapeError | None]:
+    """What is wrong with a mask of each shape; None where it has the effect that it should have."""
     return {shape: _shape_error(subject.with_masks(shape), polarity) for shape in MaskShape}
 
 
-def _shape_error(subject: Subject, polarity: str) -> str:
+def _shape_error(subject: Subject, polarity: str) -> ShapeError | None:
     visible = holes(mask_extents(subject), seed=5)
     if subject.interface.mask_shape is MaskShape.QUERIES:
         visible = np.ones_like(visible)
     observed = subject.weights(PLAIN_SETUP.given(attn_mask=as_polarity(visible, polarity)))
-    return f"refused: {observed.error}" if observed.error else "" if observed.shows(visible) else "other keys are used"
+    return None if not observed.error and observed.shows(visible) else ShapeError(observed.error)
 
 
 def additive(subject: Subject, facts: Facts) -> Iterator[Finding]:
@@ -205,7 +214,7 @@ def causal_flag(subject: Subject) -> Finding:
     evidence = f"Lq {KEYS}, Lk {KEYS}: query 2 used keys {observed.keys_of((0, 0, 2))}"
     triangular = observed.shows(triangle(KEYS, KEYS, "top-left"))
     if unchanged(subject, observed, SQUARE):
-        return Finding("causal", ABSENT, f"{IGNORED}: {evidence}")
+        return Finding.ignored("causal", evidence)
     return Finding.offered("causal", triangular, evidence)
 
 

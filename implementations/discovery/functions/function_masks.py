@@ -38,6 +38,7 @@ from attention_conformance.implementations.discovery.modules.module_masks import
 from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.rows_without_keys import ADDED
 from attention_conformance.implementations.discovery.signatures import Options
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, OPTIONS, MaskForm
 from attention_conformance.spec.cases import MaskShape, Pattern
 from attention_conformance.spec.conventions import Polarity
@@ -57,7 +58,7 @@ def without_mask_objects(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     wanted = [check.run(case).wanted for feature, case in kinds.items() if feature in check.claims]
     if not wanted or not all(wanted):
         return check, []
-    return check.without(OF_MASKS), [f"masks not claimed: it takes an object with {wanted[0]!r}, and no array"]
+    return check.without(OF_MASKS), [unclaimed("masks", f"it takes an object with {wanted[0]!r}, and no array")]
 
 
 def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list[str]]:
@@ -95,7 +96,7 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
     if found := mask_of_keys(check, ways, own, lambda way: has_effect(way, PADDED)):
         return found[0], [found[1]]
     errors = [check.run(case).error for case in (MASKED, BIASED)]
-    return (check.without(OF_MASKS), [f"masks not claimed: {errors[0]}"]) if all(errors) else (check, [])
+    return (check.without(OF_MASKS), [unclaimed("masks", errors[0])]) if all(errors) else (check, [])
 
 
 def _formed(check: ClaimCheck, kind: ArrayKind, call: RenamedCall, polarity: Polarity) -> ClaimCheck:
@@ -126,7 +127,7 @@ def without_ignored(check: ClaimCheck, options: Options) -> tuple[ClaimCheck, li
         why.setdefault("float_mask", f"numbers in its {options.spelled['float_mask']!r} mask keys, and are not added")
     why = refused_masks(check) | why
     lost = {feature: reason for option, reason in why.items() for feature in OPTIONS[option].features}
-    notes = [f"{f} not claimed: {lost[f]}" for f in sorted(lost) if f in check.claims]
+    notes = [unclaimed(f, lost[f]) for f in sorted(lost) if f in check.claims]
     return check.without(set(lost)), notes
 
 

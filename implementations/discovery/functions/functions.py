@@ -37,7 +37,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     with_returned_weights,
 )
 from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
-from attention_conformance.implementations.discovery.documented import chooses_corner, states_integers
+from attention_conformance.implementations.discovery.documented import PUBLISHED_FLAG, chooses_corner, states_integers
 from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
     Chosen,
@@ -90,6 +90,7 @@ from attention_conformance.implementations.discovery.signatures import (
     takes_any,
 )
 from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.implementations.discovery.unclaimed import with_notes
 from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION, MASK_NAMES
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
@@ -104,8 +105,6 @@ if TYPE_CHECKING:
 torch = optional("torch")
 ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
 """The error of a function that does not work on NumPy arrays; its error for tensors is more useful."""
-PUBLISHED_FLAG = "is_causal"
-"""The flag of torch and JAX, whose triangle starts top left; other names promise no corner."""
 ALWAYS = EVERYWHERE | {Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}
 """What every function of query, key and value is assumed to offer, unless a call shows that it does not."""
 
@@ -245,7 +244,7 @@ def _usual_candidate(
         *check.stated,
     )
     notes = (*(shipped.notes if shipped else ()), *notes)
-    made = _implementation(name, check, kind, claims, extras, "; ".join([f"a function of {kind.arrays}", *notes]))
+    made = with_notes(_implementation(name, check, kind, claims, extras), [f"a function of {kind.arrays}", *notes])
     if shipped:
         return with_cache(made, shipped)
     judged = replace(check, claims=claims)
@@ -262,7 +261,7 @@ def _extents(claims: Claims) -> dict[str, int]:
 
 
 def _implementation(
-    name: str, check: ClaimCheck, kind: ArrayKind, claims: Claims, extras: tuple[Extra, ...], about: str
+    name: str, check: ClaimCheck, kind: ArrayKind, claims: Claims, extras: tuple[Extra, ...]
 ) -> Implementation:
     assert isinstance(check.function, RenamedCall)
     positions, names = tuple(e.position for e in extras), tuple(e.name for e in extras)
@@ -282,7 +281,7 @@ def _implementation(
         others = {way: replace(check.function, function=other) for way, other in shipped.other_ways().items()}
         alternatives |= {way: make(Chosen(other, positions)) for way, other in others.items()}
     claims = replace(claims, features=claims.features.union(EXTRA_FEATURES[extra] for extra in names))
-    made = Implementation(name, claims, make(chosen), about, alternatives=alternatives, stated=check.stated)
+    made = Implementation(name, claims, make(chosen), alternatives=alternatives, stated=check.stated)
     return _with_modes(made, check, partial(kind.modes, chosen, **how)) if kind.modes else made
 
 

@@ -13,6 +13,7 @@ from attention_conformance.implementations.api.contract import Claims, Fit, Unsu
 from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.functions.needed_tables import has_tables
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case, Layout
 from attention_conformance.spec.features import Feature
 
@@ -96,7 +97,7 @@ def _widths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
         return free, ""
     taken = tuple(w for w in WIDTHS if not free.run(PLAIN.sized(d_k=w, d_v=w)).error)
     limits = replace(given, widths=taken or given.widths)
-    return _with(check, limits), f"head widths other than {', '.join(map(str, limits.widths))} {_because(tried)}"
+    return _with(check, limits), _refused(f"head widths other than {', '.join(map(str, limits.widths))}", tried)
 
 
 def _lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
@@ -109,7 +110,7 @@ def _lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
         return free, ""
     for block in BLOCKS:
         if not any(free.run(PLAIN.sized(query_length=n, key_length=n)).error for n in (block, 3 * block)):
-            return _in_blocks(check, block), f"lengths that are no multiples of {block} {_because(tried)}"
+            return _in_blocks(check, block), _refused(f"lengths that are no multiples of {block}", tried)
     return check, ""
 
 
@@ -126,7 +127,7 @@ def _unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
         if fewer or more:
             limits = replace(_limits(check), fewer=not fewer, more=not more, of_causal=causal)
             under = " under a causal flag" if causal else ""
-            return _with(check, limits), f"{_which(not fewer, not more)} queries than keys{under} {_because(refused)}"
+            return _with(check, limits), _refused(f"{_which(not fewer, not more)} queries than keys{under}", refused)
     return check, ""
 
 
@@ -140,7 +141,7 @@ def without_unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
         return check, []
     fewer, more = (not each.error for each in tried)
     limits = replace(_limits(check), fewer=fewer, more=more)
-    return _with(check, limits), [f"{_which(fewer, more)} queries than keys {_because(tried)}"]
+    return _with(check, limits), [_refused(f"{_which(fewer, more)} queries than keys", tried)]
 
 
 def _which(fewer: bool, more: bool) -> str:
@@ -151,7 +152,7 @@ def _views(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     outcome = check.run(replace(PLAIN, layout=Layout.TRANSPOSED))
     if Feature.VIEWS not in check.claims or not outcome.refused:
         return check, ""
-    return check.without({Feature.VIEWS}), f"views {_because([outcome])}"
+    return check.without({Feature.VIEWS}), _refused("views", [outcome])
 
 
 def _limits(check: ClaimCheck) -> SizeLimits:
@@ -159,9 +160,8 @@ def _limits(check: ClaimCheck) -> SizeLimits:
     return given if isinstance(given, SizeLimits) else SizeLimits(given)
 
 
-def _because(outcomes: list[CallOutcome[Any]]) -> str:
-    error = next(each.error for each in outcomes if each.error)
-    return f"not claimed: {error}"
+def _refused(what: str, outcomes: list[CallOutcome[Any]]) -> str:
+    return unclaimed(what, next(each.error for each in outcomes if each.error))
 
 
 def _with(check: ClaimCheck, limits: SizeLimits) -> ClaimCheck:

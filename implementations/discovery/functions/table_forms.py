@@ -11,6 +11,7 @@ import numpy as np
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.conventions import RotaryPairing, TableForm
 from attention_conformance.spec.features import NOTHING, Feature, RotaryTables
 from attention_conformance.spec.inputs import build
@@ -20,7 +21,6 @@ GIVEN = PLAIN.sized(query_length=5, key_length=5, d_k=6).extended(rotary_tables=
 """Two pairings of six components differ in every form."""
 PART = GIVEN.sized(d_k=9).extended(rotary_dim=4)
 SLOPED = PLAIN.extended(alibi=True)
-UNKNOWN = "rotary-tables not claimed: its {!r} has an effect of no known form"
 
 
 def with_table_form(
@@ -41,7 +41,10 @@ def with_table_form(
             notes = [] if conventions == own else [f"its tables are of {form}, its pairs {pairing}"]
             return claiming, notes
     name = spelled.get("rotary_cos", "rotary_cos")
-    return (check, []) if name == "rotary_cos" else (check.without({Feature.ROTARY_TABLES}), [UNKNOWN.format(name)])
+    if name == "rotary_cos":
+        return check, []
+    note = unclaimed("rotary-tables", f"its {name!r} has an effect of no known form")
+    return check.without({Feature.ROTARY_TABLES}), [note]
 
 
 def with_narrow_tables(check: ClaimCheck) -> ClaimCheck:

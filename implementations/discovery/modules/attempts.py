@@ -79,7 +79,7 @@ def _modes(kind: type[nn.Module]) -> list[str]:
     return sorted(found, key=lambda name: "self" in words_of(name))
 
 
-def _ways(kind: type[nn.Module]) -> Iterator[dict[str, object]]:
+def _ways(kind: type[nn.Module]) -> Iterator[dict[str, str]]:
     """Other texts for what is computed how, which its code compares with what it is by default, one at a time."""
     for parameter in of_constructor(kind).parameters.values():
         if type(parameter.default) is str and words_of(parameter.name) & OF_WAYS:

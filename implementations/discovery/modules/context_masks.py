@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, ClaimCheck
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.features import Feature
 
 if TYPE_CHECKING:
@@ -30,4 +31,4 @@ def without_unread(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, lis
         return check, []
     names = " and ".join(sorted({*call.of_context.values()}))
     lost = {*given} | ({Feature.MASK_GRADIENT} if Feature.FLOAT_MASK in given else set())
-    return check.without(lost), [f"masks not claimed: {names} has no effect without the module's own mask"]
+    return check.without(lost), [unclaimed("masks", f"{names} has no effect without the module's own mask")]

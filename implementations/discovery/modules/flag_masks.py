@@ -19,6 +19,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
 )
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.modules.module_masks import is_published, shaped
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
@@ -51,7 +52,7 @@ def without_flags(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list
     if is_published(call) or not is_a_flag(check, call):
         return check, []
     lost = {*KINDS, Feature.MASK_GRADIENT}
-    return check.without(lost), ["masks not claimed: only whether one is given matters, and not what it holds"]
+    return check.without(lost), [unclaimed("masks", "only whether one is given matters, and not what it holds")]
 
 
 def without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> tuple[ClaimCheck, list[str]]:
@@ -62,7 +63,7 @@ def without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> tu
     raising = {feature for feature, case in features.items() if check.run(case).error}
     ignored = {f for f, case in features.items() if f not in raising and not promised and check.ignores(case)}
     lost = {NO_EFFECT: ignored, RAISES: raising}
-    notes = [f"{', '.join(sorted(names))} not claimed: {why}" for why, names in lost.items() if names]
+    notes = [unclaimed(", ".join(sorted(names)), why) for why, names in lost.items() if names]
     return _without_refused_flag(check.without(ignored | raising), notes)
 
 
@@ -71,4 +72,4 @@ def _without_refused_flag(check: ClaimCheck, notes: list[str]) -> tuple[ClaimChe
     outcome = check.run(CAUSAL) if Feature.CAUSAL in check.claims else None
     if outcome is None or not outcome.refused:
         return check, notes
-    return check.without({Feature.CAUSAL}), [*notes, f"causal not claimed: {outcome.error}"]
+    return check.without({Feature.CAUSAL}), [*notes, unclaimed(Feature.CAUSAL, outcome.error)]

@@ -320,9 +320,9 @@ def _is_context(name: str) -> bool:
 def with_needed(calls: Sequence[ModuleCall], kind: Any) -> Iterator[ModuleCall]:
     """The calls with tables, a mask, or positions, for a module that needs them, though they may be left out."""
     whole = [p for p in inspect.signature(kind.forward).parameters.values() if p.default is None]
-    tables = [p.name for p in whole if words_of(p.name) & TABLE_WORDS and p.name not in KNOWN_NAMES]
-    for call, given in product(calls, islice(combined(tables), MOST_NEEDED) if tables else ()):
-        yield replace(call, tables={**call.tables, **given})
+    names = [p.name for p in whole if words_of(p.name) & TABLE_WORDS and p.name not in KNOWN_NAMES]
+    for call, neutral in product(calls, islice(combined(names), MOST_NEEDED) if names else ()):
+        yield replace(call, tables={**call.tables, **neutral})
     several = [combination for combination in product((None, Neutral.PLACES), (None, *MASKS)) if any(combination)]
     for call, given in product(calls, sorted(several, key=lambda each: None not in each)):
         own = [call.options.named.spelled.get(option, "") for option in ("query_positions", "bool_mask")]

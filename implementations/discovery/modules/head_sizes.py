@@ -12,6 +12,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case
 
 TRIED = ((1, 1), (1, 2), (2, 3), (3, 5), (4, 7), (5, 2))
@@ -74,4 +75,4 @@ def with_head_sizes(make: Constructor, call: ModuleCall, check: ClaimCheck) -> t
     if not error:
         return check, []
     claims = replace(check.claims, fit=limits)
-    return replace(check, claims=claims), [f"other numbers or widths of heads not claimed: {error}"]
+    return replace(check, claims=claims), [unclaimed("other numbers or widths of heads", error)]

@@ -11,12 +11,13 @@ from attention_conformance.implementations.api.contract import Fit, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import near
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.conventions import EmptyRow
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 
-NOTE = "rows that causality and padding empty together not claimed: they are averaged over what causality leaves"
+NOTE = unclaimed("rows that causality and padding empty together", "they are averaged over what causality leaves")
 
 
 def without_rows_emptied_twice(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:

@@ -34,6 +34,7 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
     ROWS,
     empty_rows_as_seen,
 )
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.implementations.discovery.vocabulary import LENGTH_NAMES, MASK_NAMES, MaskForm
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern
 from attention_conformance.spec.conventions import Polarity
@@ -101,7 +102,11 @@ def with_mask_form(
     for each in (replace(call, form=form, options=numbers) for form in last if unstated):
         if not replace(check, function=each).run(shaped(BIASED, each.form)).error:
             own = spelled["bool_mask"]
-            return each, check.without({Feature.BOOL_MASK}), [f"bool-mask not claimed: its {own!r} takes numbers alone"]
+            return (
+                each,
+                check.without({Feature.BOOL_MASK}),
+                [unclaimed("bool-mask", f"its {own!r} takes numbers alone")],
+            )
     return call, check, []
 
 
@@ -128,7 +133,7 @@ def _other_kind(
     added = call.options.with_masks_as("float_mask")
     for each in (replace(each, options=added) for each in tried):
         if has_effect(replace(check, function=each), shaped(ADDED, each.form)):
-            note = f"bool-mask not claimed: its {own!r} mask is added to the scores"
+            note = unclaimed("bool-mask", f"its {own!r} mask is added to the scores")
             return each, check.without({Feature.BOOL_MASK}), [note]
     return None
 
@@ -188,7 +193,7 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
         check = empty_rows_as_seen(check, shaped(EMPTIED_BY[feature][1], call.form), kinds)
     if Feature.KEY_PADDING in check.claims and not is_published(call) and hides_queries(check):
         check = check.without({Feature.KEY_PADDING})
-        notes = [*notes, "key-padding not claimed: it hides tokens as queries, too"]
+        notes = [*notes, unclaimed("key-padding", "it hides tokens as queries, too")]
     if Feature.KEY_PADDING in check.claims:
         both = not given and Feature.CAUSAL not in check.claims  # if it is always causal, its triangle and padding meet
         check = empty_rows_as_seen(check, EMPTY, ("padding", "causal") if both else ("padding",))
@@ -207,7 +212,7 @@ def lengths_as_seen(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     if not (error := check.run(of_queries).error):
         return check, []
     claims = replace(check.claims, fit=partial(fit_lengths, check.claims.fit))
-    return replace(check, claims=claims), [f"valid lengths of each query not claimed: {error}"]
+    return replace(check, claims=claims), [unclaimed("valid lengths of each query", error)]
 
 
 def _counts_keys(check: ClaimCheck) -> bool:
@@ -236,7 +241,7 @@ def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, li
     if promised or not {"bool_mask", "float_mask"} <= set(call.options.spelled) or not MASKS & check.claims.features:
         return check, []
     if not published and (error := check.run(shaped(MASKED, call.form)).error):
-        return check.without(MASKS), [f"masks not claimed: {error}"]
+        return check.without(MASKS), [unclaimed("masks", error)]
     if Feature.FLOAT_MASK not in check.claims:
         return check, []
     plain, zeros = check.run(PLAIN), check.run(shaped(replace(BIASED, pattern=Pattern.ALL), call.form))
@@ -246,4 +251,4 @@ def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, li
     if added and not has_effect(numeric, shaped(MASKED, call.form)):
         return check, []
     why = zeros.error or drawn.error or f"{'ones' if added else 'zeros'} in it mask keys, so that it is boolean"
-    return check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}), [f"float-mask not claimed: {why}"]
+    return check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}), [unclaimed("float-mask", why)]

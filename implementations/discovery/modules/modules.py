@@ -48,12 +48,7 @@ from attention_conformance.implementations.discovery.extras import (
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
-from attention_conformance.implementations.discovery.modules.constructors import (
-    LOOKS,
-    Constructor,
-    built,
-    with_groups,
-)
+from attention_conformance.implementations.discovery.modules.constructors import LOOKS, Constructor, built, with_groups
 from attention_conformance.implementations.discovery.modules.dropping import RATE, with_dropout
 from attention_conformance.implementations.discovery.modules.flag_masks import without_flags, without_swallowed
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
@@ -86,6 +81,7 @@ from attention_conformance.implementations.discovery.modules.own_cache import In
 from attention_conformance.implementations.discovery.modules.promises import has_published_interface, is_unscaled
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.modules.whole_modules import as_built, without_effect
+from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.implementations.discovery.vocabulary import MaskForm
 from attention_conformance.spec.cases import Case, Layout, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, DefaultScale, Polarity
@@ -94,7 +90,6 @@ from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 
 TRANSPOSED = replace(PLAIN, layout=Layout.TRANSPOSED)
-NO_VIEWS = "views not claimed: "
 ALWAYS = EVERYWHERE | {Feature.PROJECTIONS}
 BY_PARAMETER = {"b_q": Feature.BIAS, "w_o": Feature.OUTPUT_PROJECTION, "b_o": Feature.OUTPUT_BIAS}
 """What a parameter claims that the module has."""
@@ -276,7 +271,10 @@ def module_candidate(
         claims, rounded = with_precision(check, claims, settings)
         check = check.stating(*rounded)
         if (error := check.run(TRANSPOSED).error) and Feature.VIEWS in claims:
-            claims, notes = replace(claims, features=claims.features - {Feature.VIEWS}), (*notes, NO_VIEWS + error)
+            claims, notes = (
+                replace(claims, features=claims.features - {Feature.VIEWS}),
+                (*notes, unclaimed("views", error)),
+            )
     kept = {WITHOUT_WEIGHTS} if published else set()
     alternatives = {other: run for other, run in _alternatives(plan) if other in kept or check.succeeds(run)}
     features = claims.features.union(EXTRA_FEATURES[extra.name] for extra in plan.extras)
@@ -293,11 +291,11 @@ def module_candidate(
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
     check = check.stating(*left_out(plan.make, plan.call))
     before = [*always, *plan.call.options.notes, *mode, *check.stated]
-    about = "; ".join([f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *twice, *raising])
+    notes = (f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *twice, *raising)
     claims = replace(claims, features=claims.features | set(modes))
     construct = plan.make.constructs and partial(_built_and_called, plan)
-    made = Implementation(name, claims, plan.run(), about, construct=construct, alternatives=alternatives, modes=modes)
-    return replace(made, findings=findings, as_seen=as_seen, stated=check.stated)
+    made = Implementation(name, claims, plan.run(), construct=construct, alternatives=alternatives, modes=modes)
+    return replace(with_notes(made, notes), findings=findings, as_seen=as_seen, stated=check.stated)
 
 
 def _built_and_called(plan: ModulePlan, num_heads: int, width: int) -> object:
@@ -318,7 +316,7 @@ def _kept_graph(plan: ModulePlan, check: ClaimCheck) -> str:
         return ""
     run, problem = plan.run(), build(fitted, check.dtype)
     first, second = (safe_call(lambda: run(problem.fresh(), check.device)).error for _ in range(2))
-    return f"gradients not claimed: its cache keeps those of earlier calls: {second}" if second and not first else ""
+    return unclaimed("gradients", f"its cache keeps those of earlier calls: {second}") if second and not first else ""
 
 
 def _modes(plan: ModulePlan, published: bool, check: ClaimCheck) -> tuple[Modes, list[str]]:
@@ -342,11 +340,11 @@ def _option_claims(plan: ModulePlan, published: bool) -> tuple[ClaimCheck, list[
     modeless = plan.evaluating or not _has_modes(plan)
     check, notes = option_claims(plan.check.without(DROPPING) if modeless else plan.check, named)
     if Feature.DROPOUT in check.claims and not published and drops_output(check):
-        notes.append("dropout not claimed: it drops components of the output, not weights")
+        notes.append(unclaimed("dropout", "it drops components of the output, not weights"))
         check = check.without(DROPPING)
     added = Feature.DROPOUT in check.claims and plan.call.tap
     if added and near_outputs(check.run(OPTION_CASES[Feature.DROPOUT]), check.run(PLAIN), check.dtype):
-        notes.append("dropout not claimed: it drops nothing before the input is added")
+        notes.append(unclaimed("dropout", "it drops nothing before the input is added"))
         check = check.without(DROPPING)
     return check, notes
 

@@ -6,6 +6,7 @@ from functools import partial
 
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.api.safe_call import error_line
+from attention_conformance.implementations.worker.limits import ENDING
 from attention_conformance.implementations.worker.output import shortened
 from attention_conformance.implementations.worker.process import how_ended
 from attention_conformance.implementations.worker.remote import Remote
@@ -31,11 +32,14 @@ def leftovers(implementations: Sequence[Implementation]) -> Iterator[str]:
     """Ends the processes of candidates; a line for each candidate that has left others or threads, or ends badly."""
     for implementation in implementations:
         if isinstance(implementation.run, Remote):
-            code, threads = implementation.run.close(), list(dict.fromkeys(implementation.run.door.threads))
-            processes = [shortened(each.command) for each in implementation.run.door.left]
+            code, door = implementation.run.close(), implementation.run.door
+            threads = list(dict.fromkeys(door.threads))
+            processes = [shortened(each.command) for each in door.left]
             for kind, left in (("process", processes), ("thread", threads)):
                 if left:
                     yield f"{implementation.name} left {_counted(left, kind)} running: {', '.join(left[:3])}; ended"
+            if door.never_ended and not threads:
+                yield f"{implementation.name} did not end by itself within {ENDING:g} s of its last call; ended"
             if code:
                 yield f"{implementation.name} {how_ended(code)}, after its last call"
 

@@ -138,6 +138,7 @@ def subject_of(implementation: Implementation, target: str = "", candidate: bool
         findings=dict(implementation.findings),
         as_seen=implementation.as_seen,
         stated=implementation.stated,
+        unclaimed=implementation.unclaimed,
         target=target,
         isolated=isinstance(implementation.run, Remote | Unusable) if candidate or target else None,
     )

@@ -78,7 +78,7 @@ def _cut(start: str, text: str) -> str:
 
 def _notes(row: Row) -> list[str]:
     stated = [line for note in row.subject.stated for line in _paragraph(f"  {note}", MOST_OF_NOTE)]
-    notes = [note for note in row.subject.about.split("; ") if "not claimed" in note]
+    notes = row.subject.unclaimed
     shown = [_cut("  ", note) for note in notes[:MOST_OF_NOTES]]
     more = [f"  ... and {len(notes) - MOST_OF_NOTES} more that is not claimed: -v"] if len(notes) > len(shown) else []
     return ["", *stated, *shown, *more] if stated or notes else []

@@ -40,6 +40,7 @@ def _entry(row: Row, run: Run) -> dict[str, Any]:
         "findings": dict(subject.findings),
         "as_seen": list(subject.as_seen),
         "stated": list(subject.stated),
+        "unclaimed": list(subject.unclaimed),
         "counts": _numbers(row.total),
         "chapters": {cell.chapter: _numbers(cell) for cell in row.cells if cell.clauses},
         "diagnosis": run.diagnoses.get(subject.name, ""),

@@ -45,8 +45,7 @@ def summary(run: Run) -> Iterator[str]:
 
 
 def _details(row: Row, diagnosis: str) -> Iterator[str]:
-    unclaimed = (note for note in row.subject.about.split("; ") if "not claimed" in note)
-    notes = [*row.subject.stated, *unclaimed]
+    notes = [*row.subject.stated, *row.subject.unclaimed]
     listed = {**{kind: list(row.together(kind)) for kind in LISTED}, Outcome.UNPROVED: list(row.unproved)}
     if notes or any(listed.values()):
         yield from ("", f"{row.subject.name}:")

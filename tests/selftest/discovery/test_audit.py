@@ -151,7 +151,7 @@ def test_that_an_option_without_effect_is_reported_and_claimed() -> None:
     assert facts.answer("causal") == "ignored"
     assert Feature.CAUSAL in features(facts)
     adapter = replace(audit(wrong_scale, ORACLE)[0], named=frozenset({"window", "softcap"}))
-    findings = [Finding("window", ABSENT, "ignored"), Finding("softcap", ABSENT, "refused: no")]
+    findings = [Finding.ignored("window"), Finding.refused("softcap", "no")]
     assert [each.answer for each in in_own_terms(findings, adapter)] == ["ignored", ABSENT]
 
 

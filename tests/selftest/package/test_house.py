@@ -52,6 +52,18 @@ KNOWN_NAMES = {
 }
 """Files with one name that mean different things."""
 
+READING = ("startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "find", "index")
+WORDS_READ = {
+    "unexpected keyword argument": "Python's own message",
+    "relative import": "Python's own message",
+    "'numpy.ndarray' object has no attribute": "NumPy's own message",
+    "model name": "a line of the system's file on the processor",
+    "random state": "the beginning of the names of such states",
+    "more than 1 ": "a pattern of words, before it is a message",
+    "computed in": "the beginning of the names of such diagnoses",
+}
+"""Sentences that the rooms look for in a text, and whose they are. Messages of the suite are for people alone."""
+
 
 def files() -> list[Path]:
     """The Python files of the rooms."""
@@ -97,6 +109,25 @@ def assigned(source: str) -> Iterator[str]:
                 yield name
 
 
+def words_read(source: str) -> Iterator[str]:
+    """The words of a sentence that code looks for in a text: the beginning of a protocol by messages."""
+    tree = ast.parse(source)
+    constants = {ast.unparse(n.targets[0]): n.value for n in tree.body if isinstance(n, ast.Assign)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=method), args=[first, *_]) if method in READING:
+                looked_for = first
+            case ast.Compare(ops=[ast.In() | ast.NotIn()], left=left, comparators=[right]):
+                if isinstance(right, ast.Tuple | ast.Set | ast.List):
+                    continue
+                looked_for = left
+            case _:
+                continue
+        text = constants.get(ast.unparse(looked_for), looked_for)
+        if isinstance(text, ast.Constant) and isinstance(text.value, str) and " " in text.value.strip():
+            yield text.value
+
+
 def test_imports_run_only_downwards() -> None:
     for path in files():
         name = path.relative_to(ROOT).as_posix()
@@ -122,6 +153,14 @@ def test_no_constant_is_given_two_values() -> None:
     for path in files():
         counts = Counter(assigned(path.read_text(encoding="utf-8")))
         assert [name for name, count in counts.items() if count > 1] == [], path
+
+
+def test_no_message_is_a_protocol() -> None:
+    rooms = [path for path in files() if room_of(module_of(path)) != "tests.selftest"]
+    read = {words for path in rooms for words in words_read(path.read_text(encoding="utf-8"))}
+    assert read == set(WORDS_READ)
+    assert [*words_read('notes = [each for each in about if "not claimed" in each]')] == ["not claimed"]
+    assert [*words_read('BEGINS = "computed in"\nname.startswith(BEGINS)')] == ["computed in"]
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -63,6 +63,16 @@ def test_what_is_not_judged_stands_in_the_verdict() -> None:
     assert 'errors="1"' in junit.text(whole)
 
 
+def test_what_is_not_claimed_is_listed_and_no_other_note() -> None:
+    notes = ("views not claimed: ValueError: no", "float16 not claimed: it raises")
+    of_it = subject(
+        "mine", about="; ".join(("a function", "its 'scale' is not claimed by anyone", *notes)), unclaimed=notes
+    )
+    whole = run(passed("mine", "causal.square"), subjects=(of_it,))
+    for view in (lines(whole), terminal.lines(whole)):
+        assert [line.strip() for line in view if " claimed" in line and not line.startswith("cells:")] == [*notes]
+
+
 def test_a_right_one_takes_few_lines() -> None:
     assert len(list(lines(run(passed("mine", "causal.square"))))) == 3
 

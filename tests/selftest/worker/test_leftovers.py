@@ -73,6 +73,10 @@ def test_what_is_left_is_ended_and_named(tmp_path: Path, number: int) -> None:
             "import _thread; _thread.start_new_thread(lambda: [each for each in iter(int, 1) if each], ())",
             "attention left 1 thread running: ",
         ),
+        (
+            "atexit.register(time.sleep, 300)",
+            "attention did not end by itself within 5 s of its last call; ended",
+        ),
         ("atexit.register(ctypes.string_at, 0)", "attention died of SIGSEGV (Segmentation fault), after its last call"),
     ],
 )

@@ -38,6 +38,7 @@ CHANGES = {
     "standard streams": "sys.stdout = None",
     "timers": "signal.setitimer(signal.ITIMER_REAL, 1000)",
     "switch interval of threads": "sys.setswitchinterval(0.1)",
+    "modules or folders of imports": "sys.path.clear()",
     "resource limits": "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
     "error handling of numpy": "np.seterr(all='raise')",
     "default dtype": "torch.set_default_dtype(torch.float64)",

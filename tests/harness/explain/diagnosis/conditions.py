@@ -49,10 +49,11 @@ AGAIN = 3
 """How often it is tried with either order of the numbers whether a second call fails: some numbers show no mistake."""
 PAIRS = ((6, 6), (5, 7), (7, 5), (1, 6))
 """Numbers of queries and keys that are tried."""
+EQUAL_LENGTHS = "as many queries as keys"
 RELATIONS: dict[str, Callable[[int, int], bool]] = {
     "more queries than keys": lambda lq, lk: lq > lk,
     "fewer queries than keys": lambda lq, lk: lq < lk,
-    "as many queries as keys": lambda lq, lk: lq == lk,
+    EQUAL_LENGTHS: lambda lq, lk: lq == lk,
     "different numbers of queries and keys": lambda lq, lk: lq != lk,
     "one query": lambda lq, lk: lq == 1,
     "more than one query": lambda lq, lk: lq > 1,
@@ -84,7 +85,7 @@ def conditions(failing: Sequence[Observation], prober: Prober) -> list[Condition
         return [state]
     found = [*_of_options(base, failing, prober), *_of_absent(base, failing, prober)]
     related = [*_of_lengths(base, prober)]
-    equal = any("as many" in each.words for each in related)
+    equal = any(each.words == f"with {EQUAL_LENGTHS}" for each in related)
     for name in SAMPLES:
         if not (related and name in ("key_length", "query_length") and not equal):
             together = ("query_length", "key_length") if equal and name == "key_length" else (name,)
