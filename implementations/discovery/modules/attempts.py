@@ -38,7 +38,7 @@ WIDTHS = {"dim", "size", "width", "features", "channels", "units", "embed", "emb
 """Words in the names of widths: of one head perhaps, and of any."""
 RANKS = {"rank", "latent"}
 """Words in the names of widths of what is projected twice; as wide as the inputs, one of both can be the identity."""
-OF_WINDOWS = {"window", "resolution"}
+OF_WINDOWS = {"window", "resolution", "ws"}
 """Words in the names of the sides of windows and images."""
 OF_MODES = {"self", "cross", "encoder"}
 """Words in the names of flags for what a module attends to."""
@@ -94,17 +94,19 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
     texts = {p.name: text for p in parameters if required(p) and isinstance(text := compared(kind, p.name), str)}
     choices = {p.name: possible for p in parameters if p.name not in texts and (possible := _choices(p))}
     for chosen in product(*choices.values()):
-        sizes = dict(zip(choices, chosen, strict=True))
+        sizes = {name: size for name, size in zip(choices, chosen, strict=True) if size is not None}
         counted = {*sizes.values(), *in_file.values()}
         if Size.WIDTH in counted | ({Size.WIDTH} if Size.HEAD_WIDTH in counted and not in_file else set()):
             others = {n: s for n, s in in_file.items() if s not in sizes.values()}
-            guessed = tuple(n for n, possible in choices.items() if possible is GUESSES and sizes[n] in GUESSES[1:3])
+            guessed = tuple(
+                n for n, possible in choices.items() if possible is GUESSES and sizes.get(n) in GUESSES[1:3]
+            )
             made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed, options=texts)
             yield replace(made, tokens=SQUARE) if counted & {*SQUARES} else made
 
 
-def _choices(parameter: Parameter) -> tuple[Size, ...]:
-    """What it may count; nothing where it may be left out."""
+def _choices(parameter: Parameter) -> tuple[Size | None, ...]:
+    """What it may count, None where it may be left out as well; nothing where it is left out."""
     size, words = size_of(parameter.name), words_of(parameter.name)
     short = size is Size.LENGTH and type(parameter.default) is int and 0 < parameter.default < LONGEST
     if size in (Size.LENGTH, Size.FLAG) and not required(parameter) and not short:
@@ -119,7 +121,9 @@ def _choices(parameter: Parameter) -> tuple[Size, ...]:
     if size is not None or parameter.name in GROUPS:
         return (size or Size.HEADS,)
     if not required(parameter):
-        return ()
+        of_number = {Size.WINDOW_SIDE: OF_WINDOWS, Size.WIDTH: RANKS} if type(parameter.default) is int else {}
+        found = [each for each, names in of_number.items() if words & names]
+        return (None, *found) if found else ()
     if words & OF_WINDOWS:
         return (*WINDOWS, Size.LENGTH)
     if words & ROTARY:

@@ -30,6 +30,7 @@ from attention_conformance.implementations.discovery.modules.neutrals import (
     words_of,
 )
 from attention_conformance.implementations.discovery.modules.single_samples import each_sample_alone
+from attention_conformance.implementations.discovery.modules.spatial import SPATIAL, channels_last
 from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
@@ -63,12 +64,6 @@ MOST_TABLES = 200
 """Combinations of what is given so that it changes nothing."""
 MOST_NEEDED = 8
 """Those of what may be left out, by its default."""
-SPATIAL: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
-    1: lambda x: x.transpose(1, 2).contiguous(),
-    2: lambda x: x.transpose(1, 2).unsqueeze(-1).contiguous(),
-    3: lambda x: x.unsqueeze(2),
-}
-"""An input (B, L, E) in the layouts of `ModuleCall.spatial`."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,8 @@ class ModuleCall:
         each_sample: whether it takes one sample at a time, (L, E).
         listed: whether it takes its inputs in one list.
         resets: its method that empties a cache which it holds, called before each call; empty for none.
-        spatial: where its layout is another one: 1 for (B, E, L), 2 for (B, E, L, 1), 3 for (B, L, 1, E).
+        spatial: where its layout is another one: 1 for (B, E, L), 2 for (B, E, L, 1), 3 for (B, L, 1, E), 4 for a
+            square of tokens, (B, L ** 0.5, L ** 0.5, E).
     """
 
     inputs: int = 3
@@ -190,8 +186,8 @@ class ModuleCall:
             call = partial(_output_first, call, self.part)
         if self.spatial:
             linear = bool(self.tap) and isinstance(module.get_submodule(self.tap), nn.Linear)
-            last = linear or self.spatial == 3
-            call = partial(_channels_last, call, last)
+            last = linear or self.spatial > 2
+            call = partial(channels_last, call, last)
         return (lambda: _batch_first(call())) if self.length_first else call
 
     def _options(self, given: Tensors, problem: Problem) -> dict[str, Any]:
@@ -231,15 +227,6 @@ def _batch_first(answer: Any) -> Any:
     if isinstance(answer, tuple):
         return (_batch_first(answer[0]), *answer[1:])
     return answer.transpose(0, 1) if isinstance(answer, torch.Tensor) and answer.ndim > 1 else answer
-
-
-def _channels_last(call: Callable[[], Any], already: bool) -> Any:
-    """The answer with the output as (B, L, E); `already` states that it has its channels last."""
-    answer = call()
-    output = answer[0] if isinstance(answer, tuple) else answer
-    if isinstance(output, torch.Tensor) and output.ndim > 2:
-        output = output.flatten(1, -2) if already else output.flatten(2).transpose(1, 2)
-    return (output, *answer[1:]) if isinstance(answer, tuple) else output
 
 
 def _output_first(call: Callable[[], Any], part: int) -> Any:

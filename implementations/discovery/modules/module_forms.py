@@ -16,6 +16,7 @@ from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.attempts import attempts
 from attention_conformance.implementations.discovery.modules.bare import around, tap_of
+from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built, looked_at
 from attention_conformance.implementations.discovery.modules.forwards import (
     ModuleCall,
@@ -183,7 +184,10 @@ def _answering(call: ModuleCall, make: Constructor, module: nn.Module, any_error
         refused = error
     answered = False
     others = [replace(call, length_first=True)] if call.tables else []  # as many rows as tokens
-    others += [replace(call, each_sample=True), *(replace(call, spatial=axes) for axes in (2, 1, 3))]
+    others += [
+        replace(call, each_sample=True),
+        *(replace(call, spatial=axes) for axes in (2, 1, 3, *([4] if make.window in SQUARES else []))),
+    ]
     for other in others:
         if other.each_sample and _has_convolutions(module):
             continue

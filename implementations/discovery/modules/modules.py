@@ -239,7 +239,7 @@ def _unless_only(call: ModuleCall, other: ModuleCall, check: ClaimCheck, case: C
 
 OF_A_CACHE = {"start", "cache", "past"}
 """Words in the names of what is given so that a cache is used."""
-LAYOUTS = ("(B, L, E)", "(B, E, L)", "(B, E, H, W)", "(B, H, W, E)")
+LAYOUTS = ("(B, L, E)", "(B, E, L)", "(B, E, H, W)", "(B, H, W, E)", "(B, H, W, E)")
 """Of inputs, by `ModuleCall.spatial`."""
 DROPPING = {Feature.DROPOUT, Feature.EVALUATION}
 

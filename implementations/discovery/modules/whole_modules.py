@@ -119,8 +119,8 @@ def _head_axes(make: Constructor) -> HeadAxes | None:
         owner = one.get_submodule(path.rpartition(".")[0])
         pairs = [*enumerate(zip(shape, shapes[1][path], strict=True))]
         inputs = {1} if isinstance(owner, nn.Linear) and len(shape) == 2 else set()
-        if any(2 * make.width in pair and axis not in inputs for axis, pair in pairs):
-            return None
+        if any(pair[0] % (2 * make.width) == 0 and axis not in inputs for axis, pair in pairs):
+            return None  # heads may lie in it, next to other things
         axes[path] = tuple(axis for axis, pair in pairs if pair == (2, 4))
     return HeadAxes(make.find_places, axes)
 

@@ -59,6 +59,42 @@ def test_the_next_number_of_heads_is_taken_where_its_own_is_refused(make: Make) 
     assert isinstance(fit(Case().sized(num_heads=6, num_kv_heads=2), claims), Unsupported)
 
 
+WINDOWS = """
+class {name}(nn.Module):
+    def __init__(self, dim, num_heads, {window}=7):
+        super().__init__()
+        assert {window} > 1
+        self.h, self.w = num_heads, {window}
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x{sides}):
+        shape, w = x.shape, self.w
+        x = x.view(len(x), {rows} // w, w, {columns} // w, w, -1).transpose(2, 3).flatten(0, 2).flatten(1, 2)
+        q, k, v = (split(part, self.h) for part in self.qkv(x).chunk(3, -1))
+        x = self.proj(attend(q, k, v, scale={scale})[0].transpose(1, 2).flatten(2))
+        return x.view(-1, {rows} // w, {columns} // w, w, w, x.shape[-1]).transpose(2, 3).reshape(shape)
+"""
+
+
+@pytest.mark.parametrize(
+    "forms",
+    [
+        {"window": "window_size", "sides": "", "rows": "shape[1]", "columns": "shape[2]"},
+        {"window": "ws", "sides": ", H, W", "rows": "H", "columns": "W"},
+    ],
+)
+def test_windows_of_an_image_are_judged_one_at_a_time(make: Make, forms: dict[str, str]) -> None:
+    text = WINDOWS
+    for name, form in forms.items():
+        text = text.replace(f"{{{name}}}", form)
+    text = both(text, (USUAL, "self.proj.in_features ** -0.5"))
+    right = make(text)
+    assert_conforms(right)
+    assert right.claims.premises.length == 16
+    with pytest.raises(AssertionError):
+        assert_conforms(make(text, "g"))
+
+
 IN_HEADS = """
 def {name}(q, k, v, num_q_heads, num_kv_heads):
     k, v = (x.repeat_interleave(num_q_heads // num_kv_heads, dim=1) for x in (k, v))
