@@ -93,7 +93,8 @@ covering: $(READY)
 
 # What a check of each clause takes, for --shard: after make conformance
 clause-seconds: $(READY)
-	$(RUN) -m attention_conformance.tests.measurements.clause_seconds report
+	$(RUN) -m attention_conformance check torch.nn.functional:scaled_dot_product_attention --report report/alone
+	$(RUN) -m attention_conformance.tests.measurements.clause_seconds report report/alone
 
 profile-suite: $(READY)
 	$(RUN) -m attention_conformance.tests.measurements.suite_profile

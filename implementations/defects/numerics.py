@@ -197,6 +197,11 @@ def products_in_half(query: Tensor, key: Tensor, by: float) -> Tensor:
     return (query.half() @ key.half().transpose(-1, -2)).float() * by
 
 
+@breaks("numerics.score-precision", step="score", holds=("numerics.bound", "scores.dot-product"), dtype="bfloat16")
+def scores_in_half(query: Tensor, key: Tensor, by: float) -> Tensor:
+    return (query @ key.transpose(-1, -2) * by).to(torch.bfloat16).to(query.dtype)
+
+
 @breaks("numerics.overflow-shows", holds=("scores.dot-product", "softmax.rows-sum-to-one"), dtype="float16")
 def overflow_turned_into_zeros(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     def score(query: Tensor, key: Tensor, by: float) -> Tensor:

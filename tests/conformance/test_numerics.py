@@ -1,11 +1,14 @@
 """Chapter 10, numerics: how exact an answer has to be, and what may not disturb it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.reference.arrays import Floats
 from attention_conformance.reference.bounds.precision import unit_roundoff
+from attention_conformance.reference.pipeline import Trace
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Pattern, Scores, Values
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import HALF, Array, Problem
@@ -53,6 +56,7 @@ TALL = {"bfloat16": (60.0, 1.0), "float16": (130.0, 1.0)}
 """Factors of their first keys: the exponentials of many keys are a part of the largest one, and their sum is small."""
 PAST_FLOAT16 = IN_LINE[0].sized(key_length=69635)
 """Keys whose exponentials, 1 and a tenth less in turn, add up to more than the largest number of float16."""
+NEAR_16 = Case(seed=79, score_std=1.0).sized(query_length=8, key_length=8, d_k=16, d_v=16)
 SUMS = "terms of one sign, sum after sum"
 BEYOND = (OVERFLOWING, replace(OVERFLOWING, seed=1).sized(key_length=9))
 
@@ -151,6 +155,37 @@ def test_overflow_shows(judge: Judge) -> None:
             judge.record(
                 case, compare("output", output, expected, judge.dtype), "a product beyond the range of float16"
             )
+
+
+@clause("numerics.score-precision", dtypes=HALF)
+def test_score_precision(judge: Judge) -> None:
+    capped = [NEAR_16.extended(softcap=50.0)] if Feature.SOFTCAP in judge.claims else []
+    for case in judge.cases(NEAR_16, *capped):
+        problem = judge.problem(case).forward_only()
+        problem = changed(problem, query=_near(4.0), key=_near(4.0))
+        result, solution = judge.answer(case, problem), judge.solve(problem)
+        if result is None or result.output.shape != solution.trace.output.shape:
+            continue
+        right, rounded = solution.trace.output, _with_rounded_scores(solution.trace, problem)
+        share = np.linalg.norm(result.output.astype(np.float64) - right) / np.linalg.norm(rounded - right)
+        message = f"scores are rounded to {judge.dtype} before the softmax"
+        judge.assert_that(case, bool(share < 0.5), message, f"the output has {share:.2f} of the error that this makes")
+
+
+def _near(root: float) -> Callable[[Array], Array]:
+    """Rows whose first numbers alone give scaled products of the square of this root."""
+
+    def near(rows: Array) -> Array:
+        rows[..., 0] = root * rows.shape[-1] ** 0.25
+        return rows
+
+    return near
+
+
+def _with_rounded_scores(trace: Trace, problem: Problem) -> Floats:
+    scores = trace.scores.astype(problem.query.dtype).astype(np.float64)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(weights / weights.sum(-1, keepdims=True) @ trace.value)
 
 
 @clause("numerics.nan-propagates")

@@ -38,6 +38,8 @@ ONE_OF_EACH_MASK = (
 )
 EDGES = (15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 513)
 SQUARES = (15, 16, 17, 33, 64, 65, 128, 129, 257)
+RECTANGLES = ((33, 58), (64, 90), (70, 301), (150, 131))
+"""Queries and keys of which the last tile that a causal row sees is cut, wherever the mask starts."""
 LONG = (1061, 1097)
 """Sequences of which some rows are checked."""
 VERY_LONG = (4097, 8193)
@@ -154,7 +156,10 @@ def test_tile_edges(judge: Judge) -> None:
     long_both = (square.sized(batch=1, num_heads=2, query_length=n, key_length=n) for n in SQUARES)
     masked = Case(score_std=4.0, mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED).sized(batch=1)
     tail = (masked.sized(query_length=n, key_length=n) for n in (17, 33, 65, 129))
-    for case in judge.cases(*long_keys, *long_both, *tail):
+    # With scores that rise, the keys that a row sees last have most of the weight, which shows in a half type, too.
+    rising = Case(seed=3, scores=Scores.RISING, causal=True).sized(batch=1, num_heads=2)
+    cut = (rising.sized(query_length=queries, key_length=keys) for queries, keys in RECTANGLES)
+    for case in judge.cases(*long_keys, *long_both, *tail, *cut):
         judge.assert_conforms(case)
     widest = judge.dtype == judge.dtypes[0]
     lengths = (*LONG, *VERY_LONG) if judge.tier.long else LONG if widest else ()

@@ -1,11 +1,13 @@
-"""Seconds of a check of each clause, from the log of a run of the built-in implementations.
+"""Seconds of a check of each clause, from the logs of runs: of the built-in implementations, and of one alone.
 
-`python -m attention_conformance.tests.measurements.clause_seconds REPORT` reads them for `--shard`.
+`python -m attention_conformance.tests.measurements.clause_seconds REPORT ...` reads them for `--shard`. The last run
+that has a clause counts: where many are judged together, the reference answers once for all of them.
 """
 
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -14,14 +16,17 @@ from attention_conformance.tests.harness.run.plan.sharding import SECONDS
 from attention_conformance.tests.report.log import replay
 
 
-def main(folder: Path) -> None:
+def main(folders: Sequence[Path]) -> None:
     """Writes the file."""
-    taken = defaultdict[str, list[float]](list)
-    for verdict in replay(folder).verdicts:
-        taken[verdict.clause].append(verdict.seconds)
-    means = {clause: float(f"{mean(taken[clause]):.2g}") for clause in load() if clause in taken}
-    SECONDS.write_text(json.dumps(means, indent=1) + "\n", encoding="utf-8")
+    means = dict[str, float]()
+    for folder in folders:
+        taken = defaultdict[str, list[float]](list)
+        for verdict in replay(folder).verdicts:
+            taken[verdict.clause].append(verdict.seconds)
+        means |= {clause: float(f"{mean(each):.2g}") for clause, each in taken.items()}
+    ordered = {clause: means[clause] for clause in load() if clause in means}
+    SECONDS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(each) for each in sys.argv[1:]])

@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
-
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.signatures import required
@@ -18,7 +16,7 @@ EMPTYING, HELD = {"reset", "clear", "empty", "init", "initialize"}, {"cache", "c
 
 def emptied_by(kind: object) -> str:
     """The method of a module that empties the cache that it holds, by its name; empty for none."""
-    methods = vars(kind) if isinstance(kind, type) and issubclass(kind, nn.Module) else {}
+    methods = vars(kind) if isinstance(kind, type) else {}
     named = [name for name in methods if name == "reset" or (words_of(name) & EMPTYING and words_of(name) & HELD)]
     return next((name for name in named if _called_alone(methods[name])), "")
 

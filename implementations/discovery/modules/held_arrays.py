@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     size_of,
     value_of,
 )
+from attention_conformance.implementations.discovery.modules.emptying import emptied_by
 from attention_conformance.implementations.discovery.modules.given_weights import Weights, is_given, width_in
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
 from attention_conformance.implementations.discovery.signatures import is_variadic, required
@@ -67,6 +68,7 @@ def plain_class(kind: type) -> type[nn.Module] | None:
     if weights and not any(size_of(p.name) is Size.WIDTH for p in shown) and not settings_parameter(_signature(shown)):
         shown.append(inspect.Parameter(SIZES[0], inspect.Parameter.KEYWORD_ONLY))
     added = {SIZES[0]} - {p.name for p in own}
+    emptying = emptied_by(kind)
 
     def made(**given: Any) -> Held:
         arrays = {name: Weights(width_in(given)).named(name) for name in weights}
@@ -82,11 +84,12 @@ def plain_class(kind: type) -> type[nn.Module] | None:
                 owner[at] = arrays[path]
             return getattr(made, name)(*inputs, **options)
 
-        return Held(kept, answer, framework_of(next(iter(kept.values()))))
+        empty = getattr(made, emptying) if emptying else lambda: None
+        return Held(kept, answer, framework_of(next(iter(kept.values()))), empty=empty)
 
     method = inspect.signature(getattr(kind, name))
     called = method.replace(parameters=list(method.parameters.values())[1:])
-    mirror = cast("type[nn.Module]", mirror_class(kind, made, _signature(shown), called))
+    mirror = cast("type[nn.Module]", mirror_class(kind, made, _signature(shown), called, emptying))
     return mirror if _can_be_built(mirror, shown) else None
 
 

@@ -28,12 +28,14 @@ class Held:
         answer: what it answers with other arrays in their places, to inputs by position and options by name.
         framework: "numpy", "jax" or "torch": what it computes with.
         evaluate: how an answer of JAX is computed.
+        empty: empties a cache that it holds.
     """
 
     arrays: Mapping[str, Any]
     answer: Answer
     framework: str
     evaluate: Evaluation = called
+    empty: Callable[[], object] = lambda: None
 
 
 class Mirror(nn.Module):
@@ -79,8 +81,13 @@ def _register(module: nn.Module, path: str, tensor: torch.Tensor) -> None:
     module.register_parameter(name, nn.Parameter(tensor))
 
 
-def mirror_class(kind: Any, made: Callable[..., Held], built: inspect.Signature, called: inspect.Signature) -> type:
-    """A subclass of `Mirror` that is built and called with these signatures, the latter without self."""
+def mirror_class(
+    kind: Any, made: Callable[..., Held], built: inspect.Signature, called: inspect.Signature, emptying: str = ""
+) -> type:
+    """A subclass of `Mirror` that is built and called with these signatures, the latter without self.
+
+    `emptying` is the name of its method that empties a cache, if it has one.
+    """
 
     def forward(self: Mirror, *inputs: Any, **options: Any) -> Any:
         return Mirror.forward(self, *inputs, **options)
@@ -90,7 +97,8 @@ def mirror_class(kind: Any, made: Callable[..., Held], built: inspect.Signature,
         parameters=[own, *called.parameters.values()]
     )
     text = {"__doc__": kind.__doc__, "__signature__": built, "original": staticmethod(kind)}
-    return type(kind.__name__, (Mirror,), {**text, "made": staticmethod(made), "forward": forward})
+    methods = {"forward": forward, **({emptying: lambda self: self.held.empty()} if emptying else {})}
+    return type(kind.__name__, (Mirror,), {**text, "made": staticmethod(made), **methods})
 
 
 def _converted(options: Mapping[str, Any], into: Callable[[torch.Tensor], Any]) -> dict[str, Any]:

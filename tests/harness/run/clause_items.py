@@ -15,7 +15,7 @@ from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.run.plan.budget import LEFT_OUT
 from attention_conformance.tests.harness.run.screen.command_lines import again
-from attention_conformance.tests.harness.run.second_judge import SECOND
+from attention_conformance.tests.harness.run.second_judge import SHARED
 from attention_conformance.tests.harness.run.session import KEY, PROPERTY
 from attention_conformance.tests.report.log import encode
 from attention_conformance.tests.report.verdict import Status, Verdict
@@ -33,8 +33,8 @@ class ClauseItem(pytest.Function):
     """Where the clause stands in the file, counted from 0."""
 
     def runtest(self) -> None:
-        second = self.config.stash.get(SECOND, None)
-        known = None if second is None else second.verdict(self.planned)
+        shared = self.config.stash.get(SHARED, None)
+        known = None if shared is None else shared.verdict(self.planned)
         verdict, printed = known or (self._verdict(), printed_by(self.planned.implementation))
         if printed:
             self.add_report_section("call", "stdout", printed)

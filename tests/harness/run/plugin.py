@@ -25,7 +25,7 @@ from attention_conformance.tests.harness.run.exit_status import ExitStatus, exit
 from attention_conformance.tests.harness.run.plan.budget import Budget, in_order, left_out
 from attention_conformance.tests.harness.run.plan.failing_first import FailingFirst
 from attention_conformance.tests.harness.run.plan.selection import UsageError, hushed, selection_of, settings_of
-from attention_conformance.tests.harness.run.plan.sharding import Group, Shard
+from attention_conformance.tests.harness.run.plan.sharding import Group, Shard, long_groups
 from attention_conformance.tests.harness.run.queries import answered
 from attention_conformance.tests.harness.run.run_records import subject_of, suite_of
 from attention_conformance.tests.harness.run.screen.explanations import explain
@@ -33,7 +33,7 @@ from attention_conformance.tests.harness.run.screen.first_failure import FirstFa
 from attention_conformance.tests.harness.run.screen.next_steps import folded, next_steps
 from attention_conformance.tests.harness.run.screen.printing import summarise
 from attention_conformance.tests.harness.run.screen.progress import Progress
-from attention_conformance.tests.harness.run.second_judge import SECOND, second_judge
+from attention_conformance.tests.harness.run.second_judge import SHARED, SharedWork
 from attention_conformance.tests.harness.run.session import ENDS, KEY, LEFTOVERS, LOSSES, USAGE_ERROR, SuiteSession
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.report.folder import FolderError, unwritten
@@ -160,6 +160,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         place = {id(planned): number for number, planned in enumerate(in_order([each.planned for each in clauses]))}
         items.sort(key=lambda item: place[id(item.planned)] if isinstance(item, ClauseItem) else -1)
     elif state.settings.first_screen and len(clauses) == len(items):
+        # A second judge begins at the end: nobody waits for one that is begun late and takes long.
+        taken = long_groups([_group(item) for item in items])
+        items.sort(key=lambda item: taken.get(_group(item), 0.0))
         items.sort(key=lambda item: telling_first(item.planned) if isinstance(item, ClauseItem) else 0)
     items.sort(key=lambda item: isinstance(item, ClauseItem) and item.planned.test.last)
 
@@ -198,9 +201,9 @@ def _share_work(config: pytest.Config, only_clauses: bool) -> None:
         option.maxfail or option.usepdb or option.collectonly or config.getoption("numprocesses", None) is not None
     )
     alike = only_clauses and state.settings.has_candidates and not any(state.adapter_mistakes.values())
-    if alike and not in_turn and (second := second_judge(state.planned, state.settings)):
-        config.stash[SECOND] = second
-        config.add_cleanup(second.end)
+    if alike and not in_turn:
+        config.stash[SHARED] = shared = SharedWork.of(state.planned, state.settings)
+        config.add_cleanup(shared.end)
 
 
 def _show_progress(session: pytest.Session, planned: int) -> None:

@@ -4,6 +4,8 @@ Its verdicts count only where neither worker was lost or has left anything: othe
 there is no second judge.
 """
 
+from __future__ import annotations
+
 import ctypes
 import json
 import os
@@ -11,7 +13,8 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,24 +30,30 @@ from attention_conformance.implementations.worker.remote import Remote, end_proc
 from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings
-from attention_conformance.tests.harness.run.plan.sharding import Group, seconds
+from attention_conformance.tests.harness.run.plan.sharding import Group, long_groups, seconds
 from attention_conformance.tests.harness.run.post_run import leftovers
 from attention_conformance.tests.report.log import decode, encode
 from attention_conformance.tests.report.verdict import Verdict
 
-LEAST = 8.0
-"""Seconds of a plan, as measured for built-in implementations, from which on a second judge saves what it costs."""
+LEAST = 4.0
+"""Seconds of a plan, as measured for another implementation, from which on a second judge saves what it costs."""
 STARTS = 8.0
 """How many times as long as the start of a worker the plan has to take, as a second one has to start."""
+LOOK = 5.0
+"""Seconds after which it is looked again whether one would pay: each answer of some candidates takes long."""
+SHORT = 0.01
+"""Seconds below which nothing is concluded from how long checks have taken."""
 WAITED = 0.1
 """The share of its time for which this process may have waited for a core; on a busy machine there is none left."""
-MOST_GROUPS = 4096
+MOST = 4096
 """What any pipe holds."""
 SCHEDULED = Path("/proc/self/schedstat")
 """Nanoseconds for which this process has computed, and for which it has waited for a core."""
 
 Key: TypeAlias = tuple[str, str, str]
 """Clause, implementation and dtype."""
+Part: TypeAlias = tuple[str, str, int]
+"""Clause, implementation, and 0, or which part of a long clause it is."""
 Answers: TypeAlias = dict[Key, tuple[Verdict, str]]
 """Verdicts, and what the candidate has printed meanwhile."""
 
@@ -55,20 +64,22 @@ class SecondJudge:
 
     Attributes:
         planned: all checks of both.
-        tokens: a pipe with a byte for each group of checks: who takes one begins with the next group on its side.
+        parts: of the plan; what is in one is judged by one of both.
+        tokens: a pipe with a byte for each part: who takes one begins with the next part on its side.
         answers: what the second judge writes when it has done its part.
         number: its process.
-        own: the groups that are judged here.
+        own: the parts that are judged here.
         due: the checks whose turn came before the tokens were gone.
         rest: what was judged ahead here, and by the second judge, once the tokens are gone.
     """
 
     planned: Sequence[PlannedCheck]
+    parts: Mapping[Key, Part]
     settings: RunSettings
     tokens: int
     answers: int
     number: int
-    own: set[Group] = field(default_factory=set)
+    own: set[Part] = field(default_factory=set)
     due: set[Key] = field(default_factory=set)
     rest: Answers | None = None
 
@@ -76,8 +87,9 @@ class SecondJudge:
         """One that is there already, and what was printed; None where the check is to be made now."""
         if planned.test.last:
             return None
-        if self.rest is None and (_group(planned) in self.own or os.read(self.tokens, 1)):
-            self.own.add(_group(planned))
+        part = self.parts[_key(planned)]
+        if self.rest is None and (part in self.own or os.read(self.tokens, 1)):
+            self.own.add(part)
             self.due.add(_key(planned))
             return None
         if self.rest is None:
@@ -89,7 +101,7 @@ class SecondJudge:
     def _ahead(self) -> Iterator[tuple[Key, tuple[Verdict, str]]]:
         """The rest of what is judged here, while the second judge goes on."""
         for each in self.planned:
-            if _group(each) in self.own and _key(each) not in self.due:
+            if self.parts.get(_key(each)) in self.own and _key(each) not in self.due:
                 with suppress(Exception):  # it is raised again where the check has its turn
                     yield _key(each), _judged(each, self.settings)
 
@@ -112,17 +124,74 @@ class SecondJudge:
         os.close(self.answers)
 
 
-SECOND = pytest.StashKey[SecondJudge]()
+@dataclass(eq=False)
+class SharedWork:
+    """A plan that is shared with a second judge, from its beginning or once it turns out to take long.
+
+    Attributes:
+        started: seconds that the starts of the candidates' processes have taken.
+        begun: when the first check was.
+        looked: when it was last looked at whether a second judge would pay.
+        done: the checks that were made before there was one.
+    """
+
+    planned: Sequence[PlannedCheck]
+    settings: RunSettings
+    started: float
+    begun: float
+    looked: float
+    second: SecondJudge | None
+    done: set[Key] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, planned: Sequence[PlannedCheck], settings: RunSettings) -> SharedWork:
+        started, now = _computed(planned), time.monotonic()
+        return cls(planned, settings, started, now, now, second_judge(planned, settings, started))
+
+    def verdict(self, planned: PlannedCheck) -> tuple[Verdict, str] | None:
+        """See `SecondJudge`."""
+        if self.second is None and time.monotonic() - self.looked >= LOOK:
+            self.second = self._late()
+        if self.second is not None:
+            return self.second.verdict(planned)
+        self.done.add(_key(planned))
+        return None
+
+    def _late(self) -> SecondJudge | None:
+        """With as much slower a candidate as it has been so far."""
+        self.looked = time.monotonic()
+        expected = sum(seconds(clause) for clause, *_ in self.done)
+        rest = [each for each in self.planned if _key(each) not in self.done]
+        return second_judge(rest, self.settings, self.started, (self.looked - self.begun) / max(expected, SHORT))
+
+    def end(self) -> None:
+        if self.second is not None:
+            self.second.end()
 
 
-def second_judge(planned: Sequence[PlannedCheck], settings: RunSettings) -> SecondJudge | None:
-    """Starts one, where a core is free for it and it pays."""
-    groups = list(dict.fromkeys(_group(each) for each in planned if not each.test.last))
+SHARED = pytest.StashKey[SharedWork]()
+
+
+def second_judge(
+    planned: Sequence[PlannedCheck], settings: RunSettings, started: float, slower: float = 1.0
+) -> SecondJudge | None:
+    """Starts one, where a core is free for it and it pays.
+
+    Args:
+        planned: what is left to be judged.
+        settings: of the run.
+        started: see `SharedWork`.
+        slower: so many times as long as expected do the checks take.
+    """
+    parts = parts_of(planned)
+    order = list(dict.fromkeys(parts.values()))
     plain = not settings.commands and settings.device == "cpu" and settings.budget is None
-    if not (plain and can_be_copied() and 1 < len(groups) <= MOST_GROUPS and _pays(planned) and core_is_free()):
+    if not (
+        plain and can_be_copied() and 1 < len(order) <= MOST and _pays(planned, started, slower) and core_is_free()
+    ):
         return None
     (tokens, given), (answers, answered) = os.pipe(), os.pipe()
-    os.write(given, bytes(len(groups)))
+    os.write(given, bytes(len(order)))
     os.close(given)
     parent = os.getpid()
     with warnings.catch_warnings():
@@ -130,19 +199,19 @@ def second_judge(planned: Sequence[PlannedCheck], settings: RunSettings) -> Seco
         number = os.fork()
     if number:
         os.close(answered)
-        return SecondJudge(planned, settings, tokens, answers, number)
+        return SecondJudge(planned, parts, settings, tokens, answers, number)
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first judge decides what follows, and ends this one
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         if os.getppid() == parent:
             os.close(answers)
-            _judge_from_the_end(planned, groups, settings, tokens, answered)
+            _judge_from_the_end(planned, parts, settings, tokens, answered)
     finally:
         os._exit(0)
 
 
 def _judge_from_the_end(
-    planned: Sequence[PlannedCheck], groups: Sequence[Group], settings: RunSettings, tokens: int, answered: int
+    planned: Sequence[PlannedCheck], parts: Mapping[Key, Part], settings: RunSettings, tokens: int, answered: int
 ) -> None:
     """In the copy: judges while there are tokens, and writes nothing where anything is out of the ordinary."""
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
@@ -152,11 +221,11 @@ def _judge_from_the_end(
             each.run.door.leave_to_parent()
     done: list[tuple[str, str]] = []
     try:
-        for group in reversed(groups):
+        for part in reversed(list(dict.fromkeys(parts.values()))):
             if not os.read(tokens, 1):
                 break
             for check in planned:
-                if _group(check) == group:
+                if parts.get(_key(check)) == part:
                     verdict, printed = _judged(check, settings)
                     done.append((encode(verdict), printed))
     except BaseException:
@@ -165,6 +234,19 @@ def _judge_from_the_end(
     if not any(map(_deaths, implementations)) and not any(leftovers(implementations)):
         with os.fdopen(answered, "wb") as stream:
             stream.write(json.dumps(done).encode())
+
+
+def parts_of(planned: Sequence[PlannedCheck]) -> dict[Key, Part]:
+    """By check: all dtypes of a clause together, but for one that comes first for itself where the others take long."""
+    groups = [_group(each) for each in planned]
+    long, begun, before = long_groups(groups), Counter[Group](), None
+    parts: dict[Key, Part] = {}
+    for each, group in zip(planned, groups, strict=True):
+        begun[group] += group in long and group != before
+        before = group
+        if not each.test.last:
+            parts[_key(each)] = (*group, begun[group])
+    return parts
 
 
 def can_be_copied() -> bool:
@@ -180,16 +262,20 @@ def core_is_free() -> bool:
     return waited <= WAITED * computed
 
 
-def _pays(planned: Sequence[PlannedCheck]) -> bool:
+def _pays(planned: Sequence[PlannedCheck], started: float, slower: float) -> bool:
     """Whether the plan takes long, and a second worker is started soon."""
-    started = 0.0
     for each in _implementations(planned):
         if not isinstance(each.run, Remote) or each.run.door.command != worker_command():
             return False
         if each.run.door.process is None or each.run.door.deaths:
             return False
-        started += each.run.door.process.computed()
-    return sum(seconds(each.clause.id) for each in planned) >= max(LEAST, STARTS * started)
+    return slower * sum(seconds(each.clause.id) for each in planned) >= max(LEAST, STARTS * started)
+
+
+def _computed(planned: Sequence[PlannedCheck]) -> float:
+    """Seconds that the candidates' processes have computed."""
+    runs = [each.run for each in _implementations(planned) if isinstance(each.run, Remote)]
+    return sum(run.door.process.computed() for run in runs if run.door.process is not None)
 
 
 def _judged(planned: PlannedCheck, settings: RunSettings) -> tuple[Verdict, str]:

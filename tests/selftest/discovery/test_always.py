@@ -9,9 +9,7 @@ from attention_conformance.spec.conventions import Alignment, EmptyRow
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premises
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, refused
-
-__all__ = ["make"]
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, refused
 
 CAUSAL = Premises(causal=True)
 FUNCTIONS = {

@@ -7,9 +7,7 @@ from attention_conformance.spec.features import Feature
 from attention_conformance.spec.premises import NO_PREMISES
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, refused
-
-__all__ = ["make"]
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, refused
 
 ANSWERS = {
     "weights first": "def f(q, k, v): return attend(q, k, v)[1::-1]",

@@ -21,9 +21,7 @@ from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, write
-
-__all__ = ["make"]
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, write
 
 NUMPY = """
 def shares(s):
@@ -44,6 +42,23 @@ class f:
         q, k, v = (np.dot(x, w) for w in (self.W_q, self.W_k, self.W_v))
         return shares(np.dot(q, k.T) / math.sqrt({width})) @ v
 """
+STREAM = """
+class f:
+    def __init__(self, embed_dim, num_heads):
+        self.h, self.seen = num_heads, []
+        self.Wq, self.Wk, self.Wv, self.Wo = np.random.randn(4, embed_dim, embed_dim)
+    def reset(self):
+        self.seen = []
+    def __call__(self, x):
+        outputs = []
+        for n in range(x.shape[1]):
+            self.seen.append(x[:, n])
+            past = np.stack(self.seen, 1)
+            out = joined(x[:, n:n + 1] @ self.Wq, past @ self.Wk, past @ self.Wv, self.h)
+            outputs.append(out @ self.Wo)
+        return np.concatenate(outputs, 1)
+"""
+"""Causal, token by token, in one sequence until it is reset."""
 WITH_WEIGHTS = """
 def f(Q, K, V, W_q, W_k, W_v, W_o, num_heads):
     return joined(Q @ W_q, K @ W_k, V @ W_v, num_heads) @ W_o
@@ -141,7 +156,9 @@ class OfJax:
         return jax.nn.softmax(q @ k.swapaxes(-1, -2), -1) @ v
 
 
-@pytest.mark.parametrize("text", [NUMPY + ONE_HEAD.format(width="x.shape[-1]"), NUMPY + LISTS, ONE_SAMPLE])
+@pytest.mark.parametrize(
+    "text", [NUMPY + ONE_HEAD.format(width="x.shape[-1]"), NUMPY + LISTS, ONE_SAMPLE, NUMPY + STREAM]
+)
 def test_weights_in_attributes_are_set(make: Make, text: str) -> None:
     implementation = make(text)
     assert implementation.claims.scope is Scope.MODULE

@@ -12,9 +12,7 @@ from attention_conformance.spec.conventions import EmptyRow, Polarity, ProductPr
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import START, Make, assert_conforms, make
-
-__all__ = ["make"]
+from attention_conformance.tests.selftest.discovery.making import START, Make, assert_conforms
 
 CLASS = """
 class f(nn.Module):

@@ -6,9 +6,7 @@ from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, refused
-
-__all__ = ["make"]
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, refused
 
 BLOCK = """
 class f(nn.Module):

@@ -4,9 +4,7 @@ import pytest
 
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
-
-__all__ = ["make"]
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
 
 MASKED = """
 class f(nn.Module):

@@ -10,9 +10,7 @@ from attention_conformance.implementations.discovery.modules.constructors import
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape
 from attention_conformance.spec.conventions import RotaryPairing
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, refused
-
-__all__ = ["make"]
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, refused
 
 START = """
 def heads_of(x, h):

@@ -5,10 +5,8 @@ import pytest
 from attention_conformance.spec.premises import Premises
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make, refused
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, refused
 from attention_conformance.tests.selftest.thorough import thorough
-
-__all__ = ["make"]
 
 ALIBI = """
 class f(nn.Module):

@@ -9,9 +9,7 @@ from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, make
-
-__all__ = ["make"]
+from attention_conformance.tests.selftest.discovery.making import Make
 
 COPY = """
 class Copy(nn.Module):

@@ -7,9 +7,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import EmptyRow, Polarity
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
-
-__all__ = ["make"]
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
 
 START = """
 from dataclasses import dataclass

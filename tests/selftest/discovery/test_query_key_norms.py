@@ -7,9 +7,7 @@ from attention_conformance.implementations.discovery.modules.query_key_norms imp
 from attention_conformance.spec.conventions import NormDefault, NormGain, NormKind, NormOrder, NormSpan
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, make
-
-__all__ = ["make"]
+from attention_conformance.tests.selftest.discovery.making import Make
 
 MODULE = """
 class Shifted(nn.Module):

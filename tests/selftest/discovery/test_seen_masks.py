@@ -8,10 +8,8 @@ from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
 from attention_conformance.tests.selftest.discovery.test_given_forms import text_of
-
-__all__ = ["make"]
 
 LATER = "torch.ones(s.shape[-2:], dtype=torch.bool).triu(1)"
 LONGEST = {

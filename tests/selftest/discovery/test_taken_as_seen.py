@@ -6,9 +6,7 @@ from attention_conformance.spec.conventions import Alignment, EmptyRow, ProductP
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
-
-__all__ = ["make"]
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
 
 SCORES = "q @ k.mT / math.sqrt(q.shape[-1])"
 

@@ -6,9 +6,7 @@ import pytest
 
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
-
-__all__ = ["make"]
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
 
 PACKED = """
 class f(nn.Module):

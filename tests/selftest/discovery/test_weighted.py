@@ -2,9 +2,7 @@
 
 import pytest
 
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, make
-
-__all__ = ["make"]
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
 
 TEXT = """
 D_MODEL, N_HEADS = 64, 4

@@ -18,7 +18,9 @@ from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck,
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run import second_judge
-from attention_conformance.tests.harness.run.second_judge import SecondJudge, core_is_free
+from attention_conformance.tests.harness.run.plan import sharding
+from attention_conformance.tests.harness.run.plan.sharding import long_groups
+from attention_conformance.tests.harness.run.second_judge import SecondJudge, SharedWork, core_is_free, parts_of
 from attention_conformance.tests.report.verdict import FailureKind, Status, Verdict
 from attention_conformance.tests.selftest.sessions import OF_NUMPY
 
@@ -59,8 +61,9 @@ def alone(planned: PlannedCheck) -> Verdict:
 @contextmanager
 def shared(planned: list[PlannedCheck]) -> Iterator[SecondJudge]:
     """With a second judge, although little is to be done."""
-    with patch.multiple(second_judge, core_is_free=lambda: True, can_be_copied=lambda: True, LEAST=0.0, STARTS=0.0):
-        second = second_judge.second_judge(planned, SETTINGS)
+    free = patch.multiple(second_judge, core_is_free=lambda: True, can_be_copied=lambda: True, LEAST=0.0, STARTS=0.0)
+    with free, patch.object(sharding, "LONG", 1.0):
+        second = second_judge.second_judge(planned, SETTINGS, 0.0)
     assert second is not None
     try:
         yield second
@@ -100,6 +103,39 @@ def test_what_the_second_judge_finds_out_of_the_ordinary_is_left_to_the_first(tm
         assert candidate.name == name
 
 
+def test_a_clause_that_takes_a_twentieth_of_the_plan_is_long() -> None:
+    with patch.object(sharding, "_measured", lambda: {"long": 1.0, "short": 0.9}):
+        planned = [("long", "one"), *[("short", f"{n}") for n in range(20)], ("long", "one")]
+        assert long_groups(planned) == {("long", "one"): 2.0}
+
+
+@pytest.mark.parametrize(("share", "parts"), [(0.0, 2), (1.0, 1)], ids=["long", "short"])
+def test_a_long_clause_of_which_one_dtype_comes_first_is_in_two_parts(tmp_path: Path, share: float, parts: int) -> None:
+    with loaded(tmp_path, "right") as (_, planned), patch.object(sharding, "LONG", share):
+        of_first = {part for (clause, *_), part in parts_of(planned).items() if clause == planned[0].clause.id}
+        assert len(of_first) == parts
+        together = [planned[0], planned[-1]]
+        assert len(set(parts_of(together).values())) == 1
+
+
+def test_there_is_a_second_judge_once_a_candidate_turns_out_to_be_slow(tmp_path: Path) -> None:
+    free: dict[str, Any] = {"core_is_free": lambda: True, "can_be_copied": lambda: True}
+    free |= {"LEAST": 1e3, "STARTS": 0.0, "LOOK": 0.0}
+    with loaded(tmp_path, "right") as (_, planned), patch.multiple(second_judge, **free):
+        shared = SharedWork.of(planned, SETTINGS)
+        try:
+            assert [shared.verdict(each) for each in planned[:3]] == [None] * 3
+            before, shared.begun = shared.second, shared.begun - 1e6
+            assert shared.verdict(planned[3]) is None
+            second = shared.second
+            assert before is None
+            assert second is not None
+            given = [timeless(verdict) for verdict, _ in verdicts(planned[4:], second)]
+            assert given == [timeless(alone(each)) for each in planned[4:]]
+        finally:
+            shared.end()
+
+
 LITTLE = {"LEAST": 0.0, "STARTS": 0.0}
 
 
@@ -114,7 +150,7 @@ LITTLE = {"LEAST": 0.0, "STARTS": 0.0}
 )
 def test_one_judge_does_all(tmp_path: Path, lacking: dict[str, Any]) -> None:
     with loaded(tmp_path, "right") as (_, planned), patch.multiple(second_judge, **lacking):
-        assert second_judge.second_judge(planned, SETTINGS) is None
+        assert second_judge.second_judge(planned, SETTINGS, 0.0) is None
 
 
 def test_where_torch_was_imported_nothing_is_copied() -> None:

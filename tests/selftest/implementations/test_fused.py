@@ -131,13 +131,6 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("entry", ["inhouse.fused", "inhouse.fused.weights"])
-def test_agrees(entry: str, name: str, dtype: str) -> None:
-    assert assert_agrees(ENTRIES[entry], dtype, CASES[name]).checks
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kernel", Kernel)

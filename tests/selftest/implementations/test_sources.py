@@ -10,32 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from attention_conformance.implementations.builtin.sources import a, b, c, d, e
-from attention_conformance.implementations.builtin.sources.shapes import merge_heads, split_heads
 from attention_conformance.implementations.builtin.sources.softmax import masked_softmax
-from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.tests.selftest.implementations.source_equations import (
     assert_within,
-    compared,
     expected_of,
     normal,
     seeded,
 )
-from attention_conformance.tests.selftest.reference.agreement import op
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-
-
-def assert_gradients_without_empty_rows(module: nn.Module, queries: Tensor, keys: Tensor, row: int) -> None:
-    """Neither a query of the first sample nor the whole second one has a gradient; all parameters have."""
-    assert queries.grad is not None
-    assert keys.grad is not None
-    assert (queries.grad[0, row] == 0).all()
-    assert (queries.grad[1] == 0).all()
-    assert (keys.grad[1] == 0).all()
-    for parameter in module.parameters():
-        assert parameter.grad is not None
-        assert torch.isfinite(parameter.grad).all()
-        assert parameter.grad.any()
 
 
 # Every torch module with a call of it on tokens of width 6; H does not equal B, nor any length.
@@ -55,31 +38,9 @@ every_module = pytest.mark.parametrize(("make", "call"), CALLS.values(), ids=CAL
 
 class TestEveryModule:
     @every_module
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_keeps_the_dtype_and_equals_the_equation(self, make: Any, call: Any, dtype: torch.dtype) -> None:
-        module, x = seeded(make()).to(dtype), normal(2, 7, 6, dtype=dtype)
-        output = call(module, x)
-        assert output.dtype is dtype
-        assert_within(output, expected_of(module, x, x, x)["output"])
-
-    @every_module
-    def test_does_not_change_its_input(self, make: Any, call: Any) -> None:
-        x = normal(2, 7, 6)
-        before = x.clone()
-        call(seeded(make()), x)
-        assert torch.equal(x, before)
-
-    @every_module
     @pytest.mark.parametrize("shape", [(0, 7, 6), (2, 0, 6), (1, 1, 6)], ids=str)
     def test_takes_empty_and_single_inputs(self, make: Any, call: Any, shape: tuple[int, ...]) -> None:
         assert call(seeded(make()), normal(*shape)).shape[:2] == shape[:2]
-
-    @every_module
-    def test_a_sample_does_not_depend_on_its_batch(self, make: Any, call: Any) -> None:
-        module, x = seeded(make()), normal(3, 3, 6)  # B == H == n
-        expected = expected_of(module, x, x, x)["output"]
-        assert_within(call(module, x), expected)
-        assert_within(torch.cat([call(module, sample[None]) for sample in x]), expected)
 
     @every_module
     def test_float16_scores_may_exceed_its_range_before_the_scaling(self, make: Any, call: Any) -> None:
@@ -157,21 +118,6 @@ class TestSourceA:
 
 
 class TestSourceB:
-    def test_columns_equal_the_equation(self) -> None:
-        module, x = seeded(b.Self_Attention(5, 4, 3)), normal(5, 7)
-        for linear in (module.q, module.k, module.v):
-            linear.register_parameter("bias", None)
-        weights = [linear.weight.detach().numpy() for linear in (module.q, module.k, module.v)]
-        output = torch.from_numpy(b.column_self_attention(x.numpy(), *weights)).T[None]
-        assert_within(output, expected_of(module, *[x.T[None]] * 3)["output"])
-
-    def test_columns_with_far_apart_maxima_stay_finite(self) -> None:
-        x = np.array([[1.0, 1.0], [0.0, 40.0]])
-        output = b.column_self_attention(x, np.diag([1.0, 40.0]), np.eye(2), np.eye(2))
-        assert np.isfinite(output).all()
-        weights = b.column_softmax(np.array([[2000.0, 1.0], [1000.0, 1.0]]))
-        np.testing.assert_array_equal(weights, [[1.0, 0.5], [0.0, 0.5]])
-
     @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
     def test_columns_keep_the_dtype_and_the_input(self, dtype: type[np.floating[Any]]) -> None:
         arrays = [normal(*shape).numpy().astype(dtype) for shape in ((5, 7), (4, 5), (4, 5), (3, 5))]
@@ -201,34 +147,7 @@ class TestSourceB:
             b.column_self_attention(*map(np.ones, shapes))
 
 
-class TestSourceC:
-    def test_equals_the_equation(self) -> None:
-        module, x = seeded(c.MultiHeadAttention(5, 3, 12)), normal(2, 7, 5)
-        output, weights = module(x)
-        expected = expected_of(module, x, x, x)
-        assert_within(output, expected["output"])
-        assert_within(weights.transpose(0, 1), expected["weights"])
-
-
 class TestSourceD:
-    def test_worked_example_depends_on_the_valid_lengths(self) -> None:
-        module, x, y = seeded(d.MultiHeadAttention(100, 5)), normal(2, 4, 100), normal(2, 6, 100, seed=1)
-        valid_lens = torch.tensor([3, 2])
-        keep = (torch.arange(6) < valid_lens[:, None])[:, None, None, :]
-        expected = expected_of(module, x, y, y, keep)
-        assert_within(module(x, y, y, valid_lens), expected["output"])
-        assert_within(module.attention_weights(x, y, valid_lens).unflatten(0, (2, 5)), expected["weights"])
-        for other in (None, torch.tensor([2, 3]), torch.tensor([3, 3]), torch.tensor([2, 2])):
-            assert compared(module(x, y, y, other), expected["output"]).message
-
-    def test_equals_the_equation_with_a_length_for_every_query(self) -> None:
-        module = seeded(d.MultiHeadAttention(12, 3, bias=True, query_size=5, key_size=4, value_size=8))
-        inputs = normal(2, 5, 5), normal(2, 7, 4, seed=1), normal(2, 7, 8, seed=2)
-        valid_lens = torch.tensor([[1, 2, 3, 7, 9], [7, 5, 3, 2, 1]])
-        keep = (torch.arange(7) < valid_lens[..., None])[:, None]
-        assert_within(module(*inputs, valid_lens), expected_of(module, *inputs, keep)["output"])
-        assert_within(module(*inputs), expected_of(module, *inputs)["output"])
-
     def test_a_query_without_keys_gives_zeros_and_no_gradient(self) -> None:
         module = seeded(d.MultiHeadAttention(12, 3))
         x, y = normal(2, 4, 12).requires_grad_(), normal(2, 6, 12, seed=1).requires_grad_()
@@ -238,14 +157,14 @@ class TestSourceD:
         assert (output[1] == 0).all()
         assert (module.attention_weights(x, y, valid_lens)[3:] == 0).all()
         output.backward(normal(*output.shape, seed=2))
-        assert_gradients_without_empty_rows(module, x, y, 1)
-
-    def test_keys_beyond_the_valid_length_have_no_influence(self) -> None:
-        module, x, y = seeded(d.MultiHeadAttention(12, 3)), normal(2, 4, 12), normal(2, 6, 12, seed=1)
-        poison = y.clone()
-        poison[0, 3:], poison[1, 2:] = 1e30, -1e30
-        valid_lens = torch.tensor([3, 2])
-        assert torch.equal(module(x, poison, poison, valid_lens), module(x, y, y, valid_lens))
+        assert x.grad is not None
+        assert y.grad is not None
+        for gradient in (x.grad[0, 1], x.grad[1], y.grad[1]):
+            assert (gradient == 0).all()
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+            assert torch.isfinite(parameter.grad).all()
+            assert parameter.grad.any()
 
     def test_dropout_acts_on_the_weights_in_training_only(self) -> None:
         module = seeded(d.MultiHeadAttention(4, 1, dropout=0.5))
@@ -280,15 +199,6 @@ class TestSourceE:
     @staticmethod
     def cross() -> tuple[e.CrossAttention, Tensor, Tensor]:
         return seeded(e.CrossAttention(6, 8, 4, 3, 2)), normal(2, 5, 6), normal(2, 7, 8, seed=1)
-
-    def test_cross_attention_equals_the_equation(self) -> None:
-        module, x1, x2 = self.cross()
-        assert_within(module(x1, x2), expected_of(module, x1, x2, x2)["output"])
-
-    def test_mask_example(self) -> None:
-        module, x = seeded(e.MultiHeadAttention(6, 4, 5, 2)), normal(2, 3, 6)  # B == H, as hides the defect
-        mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
-        assert_within(module(x, mask), expected_of(module, x, x, x, mask[:, None, None, :].bool())["output"])
 
     @pytest.mark.parametrize(
         "index",
@@ -327,45 +237,8 @@ class TestSourceE:
         with pytest.raises(ValueError, match="x1 and x2 must agree in B, got 2 and 1"):
             module(x1, x2[:1])
 
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_a_row_without_keys_gives_zeros_and_no_gradient(self, dtype: torch.dtype) -> None:
-        module, x1, x2 = self.cross()
-        module, x1, x2 = module.to(dtype), x1.to(dtype).requires_grad_(), x2.to(dtype).requires_grad_()
-        mask = torch.ones(2, 5, 7)
-        mask[0, 3], mask[1] = 0, 0
-        output = module(x1, x2, mask)
-        bias = module.proj_o.bias
-        assert torch.equal(output[1], bias.expand(5, -1))
-        assert torch.equal(output[0, 3], bias)
-        output.backward(normal(*output.shape, seed=2, dtype=dtype))
-        assert_gradients_without_empty_rows(module, x1, x2, 3)
-
-    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-    def test_masked_keys_have_no_influence(self, dtype: torch.dtype) -> None:
-        module, x1, x2 = self.cross()
-        module, x1, x2 = module.to(dtype), x1.to(dtype), x2.to(dtype)
-        mask = torch.ones(2, 7)
-        mask[0, 4:], mask[1, :2] = 0, 0
-        poison = x2.clone()
-        poison[mask == 0] = 1e3 if dtype is torch.float16 else 1e30
-        assert torch.equal(module(x1, poison, mask), module(x1, x2, mask))
-
 
 class TestShared:
-    def test_heads_own_neighbouring_columns(self) -> None:
-        x = torch.arange(2 * 3 * 8).reshape(2, 3, 8)
-        heads = split_heads(x, 4)
-        assert torch.equal(heads[:, 1], x[:, :, 2:4])
-        assert torch.equal(merge_heads(heads), x)
-
-    def test_masked_softmax_by_hand(self) -> None:
-        scores = torch.tensor([[0.0, math.log(3.0), 1e30], [1.0, 2.0, 3.0]], dtype=torch.float64)
-        keep = torch.tensor([[True, True, False], [False, False, False]])
-        by_hand = np.array([[0.25, 0.75, 0.0], [0.0, 0.0, 0.0]])
-        rows = np.ones((1, 2, 1, 1)), scores.numpy()[None, ..., None], np.ones((1, 2, 3, 1))
-        bound = solve(op(*rows, scale=1.0, attn_mask=keep.numpy()[None, :, None])).parts["weights"].bound
-        assert_within(masked_softmax(scores, keep), Expected(by_hand, bound.reshape(2, 3)))
-
     def test_masked_softmax_keeps_a_nan_where_it_attends_only(self) -> None:
         scores = torch.tensor([[math.nan, 0.0], [0.0, math.nan]])
         weights = masked_softmax(scores, torch.tensor([True, False]))

@@ -14,7 +14,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.selftest.reference import styles
 
-OVERFLOWS = ("numerics.half-range",)
+OVERFLOWS = ("numerics.half-range", "numerics.score-precision")
 """The advice that a style cannot follow which stores the products in a half type."""
 BOTH = ("weights", "log_sum_exp")
 

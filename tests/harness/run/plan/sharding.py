@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,8 +14,11 @@ from typing import TypeAlias
 
 Group: TypeAlias = tuple[str, str]
 """Clause and implementation: their dtypes stay together, as the reference solves each case for all of them."""
+LONG = 0.05
+"""A large part of a plan."""
 SECONDS = Path(__file__).with_name("clause_seconds.json")
-"""What a check of each clause takes on average over built-in implementations; `make clause-seconds` measures it."""
+"""What a check of each clause takes on average: of torch's function, or of built-in ones where it does not claim the
+clause; `make clause-seconds` measures it."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,15 @@ class Shard:
             if least == self.number - 1:
                 own.add(group)
         return own
+
+
+def long_groups(groups: Sequence[Group]) -> dict[Group, float]:
+    """Those that take a large part of a plan, given the group of each of its checks, and how long they take."""
+    taken: dict[Group, float] = defaultdict(float)
+    for group in groups:
+        taken[group] += seconds(group[0])
+    least = LONG * sum(taken.values())
+    return {group: each for group, each in taken.items() if each >= least}
 
 
 def seconds(clause: str) -> float:
