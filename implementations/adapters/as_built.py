@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -24,7 +24,10 @@ from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.problem import Array, Problem
 
 Call: TypeAlias = Callable[[nn.Module, Tensors, Problem], Any]
+Run: TypeAlias = Callable[[Problem, str], Result]
 INPUTS = ("query", "key", "value")
+ROUNDINGS = float(np.finfo(np.float64).eps) ** 0.5
+"""A part of the largest number that is more than roundings in float64, and less than what a token changes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +47,9 @@ class HeadAxes:
         places, given = places_in(module, self.places, problem), tensors(problem, device)
         order = np.roll(np.arange(problem.num_heads)[::-1], 1)
         arrays = {path: to_array(module.get_parameter(path)).copy() for path in places}
-        named = {n: torch.from_numpy(_moved(n, part, order)) for n, part in named_parts(arrays, places, given).items()}
+        named = {
+            n: torch.from_numpy(_reordered(n, part, order)) for n, part in named_parts(arrays, places, given).items()
+        }
         with torch.no_grad():
             for path, place in places.items():
                 parameter = module.get_parameter(path)
@@ -56,7 +61,7 @@ class HeadAxes:
         return module
 
 
-def _moved(name: str, array: Array, order: Array) -> Array:
+def _reordered(name: str, array: Array, order: Array) -> Array:
     """A weight or bias of a projection with its heads in this order."""
     if name == "b_o":
         return array
@@ -73,42 +78,61 @@ class AsBuilt:
         build: makes the module, with all of its parts, for a problem's sizes.
         call: see `TorchModule`.
         prefixes: whether the first tokens alone get their rows where no token sees a later one.
+        causal: whether none does, whatever a problem states; None: where a problem states it.
         unordered: whether no part knows the place of a token, so that tokens in another order get their rows.
         pieces: calls with the same tokens in pieces, by a name for messages.
         trained: whether it answers the same in training mode, where nothing is dropped.
         heads: moves the heads of a module in all of its parameters; None: it is unknown which belong to a head.
+        otherwise: runs of other functions, such as of the module as it is built with other options, by a text for
+            messages: what has to be the same as their output are their own `Result.others`.
     """
 
     build: Callable[[Problem], nn.Module]
     call: Call
     prefixes: bool = True
+    causal: bool | None = None
     unordered: bool = False
     pieces: Mapping[str, Call] = field(default_factory=dict)
     trained: bool = False
     heads: HeadAxes | None = None
+    otherwise: Mapping[str, Run] = field(default_factory=dict)
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """The output with its gradients of inputs, or with the outputs that have to be the same."""
         module = drawn(in_mode(built(self.build, problem, device), False))
         if problem.cotangent is None:
             output = self._output(module, problem, device)
-            return Result(output, others={how: Result(x) for how, x in self._others(module, problem, device, output)})
+            others = {how: Result(x) for how, x in self._others(module, problem, device, output)}
+            return Result(output, others=others | {how: each(problem, device) for how, each in self.otherwise.items()})
         given = tensors(problem, device)
         output = output_of(self.call(module, given, problem))
         leaves = {name: given[name] for name in problem.needs}
         return Result(to_array(output), gradients=gradients_of(output, leaves, given["cotangent"]))
 
-    def without_effect(self, problem: Problem, device: str) -> tuple[str, ...]:
-        """The paths of parameters whose values the output does not depend on."""
+    def without_effect(self, problem: Problem, device: str, known: Collection[str] = ()) -> tuple[str, ...]:
+        """The paths of parameters whose values the output does not depend on, but for those that are known."""
         module = drawn(in_mode(built(self.build, problem, device), False))
         output, idle = self._output(module, problem, device), []
         for path, parameter in module.named_parameters():
+            if path in known:
+                continue
             before = parameter.detach().clone()
             with torch.no_grad():
                 parameter.mul_(-1.5).add_(0.25)
                 idle += [path] if np.array_equal(self._output(module, problem, device), output) else []
                 parameter.copy_(before)
         return tuple(idle)
+
+    def sees_later(self, problem: Problem, device: str) -> bool:
+        """Whether a row depends on a later token, in the order of the tokens."""
+        module = drawn(in_mode(built(self.build, problem, device), False))
+        whole, tokens = self._output(module, problem, device), problem.query.shape[1]
+        for token in range(1, tokens):
+            moved = problem.with_arrays({name: moved_at(getattr(problem, name), token) for name in INPUTS})
+            changed = self._output(module, moved, device)[:, :token] - whole[:, :token]
+            if np.abs(changed).max() > ROUNDINGS * np.abs(whole).max():
+                return True
+        return False
 
     def _output(self, module: nn.Module, problem: Problem, device: str, call: Call | None = None) -> Array:
         with torch.no_grad():
@@ -119,14 +143,15 @@ class AsBuilt:
         alone = [self._output(module, _taken(problem, 0, [sample]), device) for sample in samples]
         yield "each sample alone", np.concatenate(alone)
         yield "after other calls", self._output(module, problem, device)
-        if problem.causal and self.prefixes:
+        causal = problem.causal if self.causal is None else self.causal
+        if causal and self.prefixes:
             for count in sorted({1, tokens // 2, tokens - 1} - {0}):
                 first = self._output(module, _taken(problem, 1, range(count)), device)
                 yield (
                     f"the first {count} tokens alone" if count > 1 else "the first token alone",
                     np.concatenate([first, whole[:, count:]], 1),
                 )
-        elif self.unordered and not problem.causal:
+        elif self.unordered and not causal:
             order = np.roll(np.arange(tokens)[::-1], 1)
             moved = self._output(module, _taken(problem, 1, order), device)
             yield "tokens in another order", moved[:, np.argsort(order)]
@@ -143,6 +168,13 @@ def _taken(problem: Problem, axis: int, positions: Sequence[int] | range | Array
     """The problem with only these samples or tokens of its inputs."""
     inputs = {name: array for name, array in problem.arrays().items() if name in INPUTS}
     return problem.with_arrays({name: array.take(list(positions), axis) for name, array in inputs.items()})
+
+
+def moved_at(array: Array, token: int) -> Array:
+    """The array with another token there, which no norm makes the same: its components are turned round and tilted."""
+    moved = array.copy()
+    moved[:, token] = 1.5 * array[:, token, ::-1] + np.linspace(-1.0, 2.0, array.shape[-1])
+    return moved
 
 
 def drawn(module: nn.Module) -> nn.Module:

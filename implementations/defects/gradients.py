@@ -11,7 +11,7 @@ from torch import Tensor
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.layer import Layer, Projected
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, Steps
-from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, breaks, breaks_layer
+from attention_conformance.implementations.defects.breaking import CRASH, GRADIENT, PRECISION, breaks, breaks_layer
 from attention_conformance.implementations.defects.shapes import flat
 
 FORWARD = ("gradients.query", "gradients.key", "gradients.value")
@@ -162,3 +162,69 @@ def bias_gradient_of_one_token(layer: Layer, query: Tensor, key: Tensor, value: 
 @breaks_projected("gradients.key", holds=("gradients.value", "projections.key"))
 def key_input_detached(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Projected:
     return layer.q(query), layer.k(key.detach()), layer.v(value)
+
+
+class _MixedWith(torch.autograd.Function):
+    """The mixture of values, whose gradient has weights of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, value: Tensor, others: Tensor) -> Tensor:
+        ctx.save_for_backward(value, others)
+        return weights @ value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        value, others = ctx.saved_tensors
+        return gradient @ value.mT, others.mT @ gradient, None
+
+
+@breaks("gradients.same-weights", holds=("gradients.query", "gradients.value"), severity=PRECISION, dtype="bfloat16")
+def log_sum_exp_kept_in_half_for_the_backward_pass(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    held: list[Tensor] = []
+
+    def softmax(scores: Tensor) -> Tensor:
+        held.append(scores.detach())
+        return correct.softmax(scores)
+
+    def mix(weights: Tensor, mixed: Tensor) -> Tensor:
+        kept = held[-1].logsumexp(-1, keepdim=True).to(query.dtype)
+        others = torch.nan_to_num((held[-1] - kept).exp())[..., : weights.shape[-1]]
+        result: Tensor = _MixedWith.apply(weights, mixed, others)  # type: ignore[no-untyped-call]
+        return result
+
+    return Steps(softmax=softmax, mix=mix)(query, key, value, **options)
+
+
+class _CentredInHalf(torch.autograd.Function):
+    """A softmax whose gradient takes away a sum over components that has been added up in a half type."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, dtype: torch.dtype) -> Tensor:
+        weights = correct.softmax(scores)
+        ctx.save_for_backward(weights)
+        ctx.dtype = dtype
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (weights,) = ctx.saved_tensors
+        centre = (weights * gradient).sum(-1, keepdim=True)
+        total = torch.zeros_like(centre).to(ctx.dtype)
+        for _ in range(COMPONENTS):
+            total = total + (centre / COMPONENTS).to(ctx.dtype)
+        return weights * (gradient - total.to(gradient.dtype)), None
+
+
+COMPONENTS = 128
+
+
+@breaks(
+    "gradients.same-weights",
+    step="softmax",
+    holds=("gradients.value", "softmax.over-keys"),
+    severity=PRECISION,
+    dtype="bfloat16",
+)
+def centre_added_up_in_half(scores: Tensor) -> Tensor:
+    weights: Tensor = _CentredInHalf.apply(scores, torch.bfloat16)  # type: ignore[no-untyped-call]
+    return weights

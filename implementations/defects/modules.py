@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from attention_conformance.implementations.adapters.as_built import AsBuilt
 from attention_conformance.implementations.adapters.mha_interface import MHA_FEATURES
 from attention_conformance.implementations.adapters.torch_module import torch_module
 from attention_conformance.implementations.api.contract import Claims, Implementation
+from attention_conformance.implementations.builtin.stepwise import steps
 from attention_conformance.implementations.builtin.stepwise.extended_layers import UnbatchedLayer
 from attention_conformance.implementations.builtin.stepwise.layer import LAYER_PLACES, Layer, call_layer
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
@@ -25,6 +27,7 @@ from attention_conformance.implementations.defects.breaking import (
     breaks_built,
     breaks_layer,
 )
+from attention_conformance.implementations.discovery.modules.bias_tables import BucketRows, Tables
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 
@@ -219,6 +222,50 @@ def gates_centred_over_the_batch(name: str) -> Implementation:
             return super().opened(logits - logits.mean(0))
 
     return _gated(Centred, name)
+
+
+@breaks_built("modules.as-built", holds=("modules.one-head", "projections.query"), severity=LEAK)
+def gate_of_an_option_from_the_next_token(name: str) -> Implementation:
+    class Ahead(Gated):
+        def opened(self, logits: Tensor) -> Tensor:
+            return super().opened(logits.roll(-1, 1))
+
+    made = _gated(Gated, name)
+    ahead = AsBuilt(Ahead, call_layer, unordered=True)
+    usual = replace(AsBuilt(Gated, call_layer, unordered=True), otherwise={"built with gate_next=True": ahead})
+    return replace(made, modes={Feature.AS_BUILT: usual})
+
+
+class Bucketed(Layer):
+    """As it is built, a table has biases for the buckets of distances of T5."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.num_buckets, self.max_distance = 8, 20
+        self.relative_attention_bias = nn.Embedding(self.num_buckets, self.num_heads)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        """(B, L, width) in and out."""
+        q, k, v = (self.split(x) for x in self.projected(query, key, value))
+        ahead = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
+        biases = self.relative_attention_bias(self.rows(ahead)).permute(2, 0, 1)
+        return self.output(self.merge(self.attend(q, k, v, attn_mask=biases[None].to(q.dtype))))
+
+    def rows(self, ahead: Tensor) -> Tensor:
+        """Of the table, for keys so far ahead."""
+        return steps.bucket(ahead, self.num_buckets, self.max_distance, True)
+
+
+@breaks_built("modules.as-built", holds=("modules.one-head", "projections.query"))
+def buckets_up_to_half_the_distance(name: str) -> Implementation:
+    class Halved(Bucketed):
+        def rows(self, ahead: Tensor) -> Tensor:
+            return steps.bucket(ahead, self.num_buckets, self.max_distance // 2, True)
+
+    table = BucketRows(Tables(Halved, call_layer, "relative_attention_bias.weight"), 8, 20)
+    made = _gated(Gated, name)
+    whole = replace(AsBuilt(Halved, call_layer), otherwise={"the rows of its table": table})
+    return replace(made, modes={Feature.AS_BUILT: whole})
 
 
 @breaks("modules.one-head", holds=("scores.scale-default", "masks.bool"))

@@ -24,7 +24,7 @@ __all__ = ["TargetError", "candidate", "candidates", "distinct", "named", "wrapp
 
 
 def candidate(
-    target: str, settings: Mapping[str, str], device: str = "cpu", premises: Sequence[str] = ()
+    target: str, settings: Mapping[str, str], device: str = "cpu", premises: Sequence[str] = (), in_part: bool = False
 ) -> Implementation:
     """Loads a target and wraps it: an Implementation, a module class, or a function of query, key and value.
 
@@ -33,16 +33,22 @@ def candidate(
         settings: conventions by name, as `Conventions.claiming` takes them.
         device: where it runs; a few small calls are made there to see what it offers.
         premises: what it always does, in addition to what these calls show, as `Premises.assuming` takes them.
+        in_part: whether a module class of unknown form is judged by relations alone, where there are any.
 
     Raises:
         TargetError: the target cannot be used; the message is one line that begins with the target.
         ValueError: a setting that does not exist.
     """
-    return named(target, load_target(target), settings, device, premises)
+    return named(target, load_target(target), settings, device, premises, in_part)
 
 
 def named(
-    target: str, loaded: object, settings: Mapping[str, str], device: str, premises: Sequence[str] = ()
+    target: str,
+    loaded: object,
+    settings: Mapping[str, str],
+    device: str,
+    premises: Sequence[str] = (),
+    in_part: bool = False,
 ) -> Implementation:
     """What a target names, wrapped; see `candidate`."""
     name = Target.parse(target).name.rpartition(".")[2]
@@ -51,10 +57,21 @@ def named(
             raise TargetError(f"device {device!r} cannot be used: {error_line}")
         implementation = wrapped(name, loaded, settings, device, premises)
     except TargetError as error:
-        raise TargetError(f"{target}: {error}") from error
+        in_relations = _in_relations(name, loaded, error, device) if in_part else None
+        if in_relations is None:
+            raise TargetError(f"{target}: {error}") from error
+        implementation = in_relations
     without = tuple(f"loaded without {each}" for each in loaded_without(loaded))
     about = "; ".join([implementation.about, *without])
     return replace(implementation, about=about, stated=(*implementation.stated, *without))
+
+
+def _in_relations(name: str, loaded: object, refused: TargetError, device: str) -> Implementation | None:
+    if not torch or not isinstance(loaded, type):
+        return None
+    from attention_conformance.implementations.discovery.modules.relations_alone import relations_alone  # imports torch
+
+    return safe_call(lambda: relations_alone(name, loaded, refused, device)).value
 
 
 def candidates(targets: Sequence[str], load: Callable[[str], Implementation]) -> tuple[Implementation, ...]:

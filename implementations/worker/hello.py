@@ -91,7 +91,7 @@ class Hello:
         _require("claims.dtypes", hello.claims.dtypes, tuple(DTYPES))
         if not hello.name.strip():
             raise HelloError("hello.name is empty: give the candidate one")
-        if Feature.CORE not in hello.claims.features:
+        if not {Feature.CORE, Feature.AS_BUILT} & {*hello.claims.features}:
             raise HelloError(f"hello.claims.features lacks {str(Feature.CORE)!r}, which every candidate claims")
         if not hello.claims.dtypes:
             raise HelloError(f"hello.claims.dtypes is empty; choose from: {', '.join(DTYPES)}")

@@ -110,9 +110,8 @@ class Worker:
         self.before = global_state()
         try:
             with kept_global_state():
-                loaded = named(
-                    given["target"], target, given["conventions"], given["device"], given.get("premises", ())
-                )
+                settings, premises = given["conventions"], given.get("premises", ())
+                loaded = named(given["target"], target, settings, given["device"], premises, in_part=True)
         except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:
             raise TargetError(f"{given['target']}: it raised {kind_of(error)} when it was first called") from None
         except (TargetError, CandidateError, PathError, MemoryError, OSError):

@@ -2,19 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.implementations.worker.observer import LATER
+from attention_conformance.reference.bounds.exact_weights import KEYS, WIDTH, excess, just_below_a_tie
 from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Scores, Sharing
-from attention_conformance.spec.conventions import EmptyRow
+from attention_conformance.spec.conventions import DefaultScale, EmptyRow
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.spec.problem import Array
+from attention_conformance.spec.premises import NO_PREMISES
+from attention_conformance.spec.problem import HALF, Array
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.relations import changed
 
 ORDINARY = (
     Case(seed=51),
@@ -181,3 +185,35 @@ def _assert_gradients(judge: Judge, case: Case, cotangent: Array, context: str) 
     passed = problem.fresh().with_arrays({"cotangent": cotangent})
     if (result := judge.answer(case, passed, context, as_is=True)) is not None:
         judge.compare(case, result, expected, judge.expanded(("gradients",), problem), context)
+
+
+@clause("gradients.same-weights", dtypes=HALF)
+def test_same_weights(judge: Judge) -> None:
+    if replace(judge.claims.premises, causal=False, scale=None) != NO_PREMISES:
+        return
+    rows = KEYS if judge.claims.premises.causal else 1
+    for case in judge.cases(Case(seed=77).sized(batch=1, query_length=rows, key_length=KEYS, d_k=WIDTH, d_v=WIDTH)):
+        problem = judge.problem(case)
+        size = just_below_a_tie(judge.dtype, problem.value.shape[-1])
+        problem = changed(
+            problem, query=np.ones_like, key=np.zeros_like, value=np.ones_like, cotangent=partial(_last, size=size)
+        )
+        result = judge.answer(case, problem)
+        if result is None or problem.key.shape[-2] != KEYS:
+            continue
+        assert problem.cotangent is not None
+        d_value, d_key = (result.gradients[name] for name in ("value", "key"))
+        usual = 1.0 if judge.conventions.default_scale is DefaultScale.ONE else problem.key.shape[-1] ** -0.5
+        scale = usual if problem.scale is None else problem.scale
+        found = excess(result.output, d_value, d_key, problem.query, problem.cotangent, scale)
+        off = f"{found.weights:.2f} of what is stored may move them"
+        judge.assert_that(case, found.weights <= 1.0, "weights of the backward pass are not those of the forward", off)
+        moved = f"{found.centre:.2f} of what is stored may move them"
+        judge.assert_that(case, found.centre <= 1.0, "gradients of keys are not 0 where all values are alike", moved)
+
+
+def _last(cotangent: Array, size: float) -> Array:
+    """The size in the last query, and 0 in all others."""
+    cotangent[...] = 0
+    cotangent[..., -1, :] = size
+    return cotangent

@@ -228,14 +228,21 @@ def test_as_built(judge: Judge) -> None:
         problem = build(case, WIDE).forward_only()
         answers = _answers(judge, Feature.AS_BUILT, case, problem, "with all its parts")
         coarse = _answers(judge, Feature.AS_BUILT, case, _coarse(problem), "with all its parts")
-        if not answers or not coarse:
-            continue
-        whole = answers[0][1].output
-        moved = np.full(whole.shape, np.abs(whole - coarse[0][1].output).max())
-        for how, result in answers[1:]:
-            judge.record(case, compare("output", result.output, Expected(whole, moved), WIDE), how)
-        if Feature.GRADIENTS in judge.claims:
-            _assert_slopes(judge, case)
+        if answers and coarse:
+            _assert_alike(judge, case, *answers[0], coarse[0][1])
+            if Feature.GRADIENTS in judge.claims or not answers[1:]:  # which is there for its gradients
+                _assert_slopes(judge, case)
+
+
+def _assert_alike(judge: Judge, case: Case, context: str, result: Result, coarse: Result) -> None:
+    """The other outputs of a module are its output, and so are those of each way in which it is built otherwise."""
+    moved = np.full(result.output.shape, np.abs(result.output - coarse.output).max())
+    for how, other in result.others.items():
+        if other.others:
+            _assert_alike(judge, case, f"{context}, {how}", other, coarse.others[how])
+        else:
+            found = compare("output", other.output, Expected(result.output, moved), WIDE)
+            judge.record(case, found, f"{context}, {how}")
 
 
 def _coarse(problem: Problem) -> Problem:

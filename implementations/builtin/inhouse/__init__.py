@@ -1,7 +1,7 @@
 """Attention of this project's own: right by the specification's defaults, and plain enough for an example."""
 
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -126,6 +126,7 @@ class Call:
 
 def _whole(call: Call, modes: Set[Feature]) -> Modes:
     run = AsBuilt(_equipped, call, unordered=True, trained=True)
+    run = replace(run, otherwise={"built without sinks, gates and norms": AsBuilt(_build, call, unordered=True)})
     return {Feature.AS_BUILT: run} if Feature.AS_BUILT in modes else {}
 
 

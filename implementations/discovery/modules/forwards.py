@@ -143,6 +143,10 @@ class ModuleCall:
         """Whether it is given a table of rotations, which pairs the components of a head."""
         return any(neutral in ROTATIONS for neutral in self.tables.values())
 
+    def alone_with_itself(self) -> ModuleCall:
+        """The call without the input of key and value, where that may be left out; the same where it may not."""
+        return replace(self, inputs=1, keywords=self.keywords[:1], optional=False) if self.optional else self
+
     def plain(self, module: nn.Module, inputs: Sequence[torch.Tensor], heads: int) -> torch.Tensor:
         """The output (B, Lq, width) for query, key and value (B, L, width) without masks and options."""
         named = dict(zip(INPUTS, inputs, strict=True))

@@ -24,6 +24,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
 from attention_conformance.implementations.discovery.modules.emptying import emptied_by
 from attention_conformance.implementations.discovery.modules.given_weights import Weights, is_given, width_in
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
+from attention_conformance.implementations.discovery.modules.own_backward import backward_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, required
 
 METHODS = (
@@ -84,8 +85,12 @@ def plain_class(kind: type) -> type[nn.Module] | None:
                 owner[at] = arrays[path]
             return getattr(made, name)(*inputs, **options)
 
-        empty = getattr(made, emptying) if emptying else lambda: None
-        return Held(kept, answer, framework_of(next(iter(kept.values()))), empty=empty)
+        empty, framework = (
+            getattr(made, emptying) if emptying else lambda: None,
+            framework_of(next(iter(kept.values()))),
+        )
+        backward = backward_of(made) if framework == "numpy" else None
+        return Held(kept, answer, framework, empty=empty, backward=backward)
 
     method = inspect.signature(getattr(kind, name))
     called = method.replace(parameters=list(method.parameters.values())[1:])

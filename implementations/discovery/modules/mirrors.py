@@ -17,6 +17,7 @@ from attention_conformance.implementations.adapters.jax_programs import Evaluati
 from attention_conformance.implementations.adapters.tensors import to_array, to_tensor
 
 Answer = Callable[[Mapping[str, Any], Sequence[Any], Mapping[str, Any]], Any]
+Backward = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,7 @@ class Held:
         framework: "numpy", "jax" or "torch": what it computes with.
         evaluate: how an answer of JAX is computed.
         empty: empties a cache that it holds.
+        backward: takes the gradient of its last answer, and returns those of its inputs; None where it has none.
     """
 
     arrays: Mapping[str, Any]
@@ -36,6 +38,7 @@ class Held:
     framework: str
     evaluate: Evaluation = called
     empty: Callable[[], object] = lambda: None
+    backward: Backward | None = None
 
 
 class Mirror(nn.Module):

@@ -77,6 +77,7 @@ from attention_conformance.implementations.discovery.modules.module_masks import
 from attention_conformance.implementations.discovery.modules.module_runs import built_for, module_run
 from attention_conformance.implementations.discovery.modules.narrow_windows import with_narrow_window
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.modules.own_backward import own_backward
 from attention_conformance.implementations.discovery.modules.own_cache import InPieces, calls_in_pieces, unused_caches
 from attention_conformance.implementations.discovery.modules.promises import has_published_interface, is_unscaled
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
@@ -283,7 +284,8 @@ def module_candidate(
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
     layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
     modes, raising = _modes(plan, published, replace(check, claims=claims))
-    modes = modes | (as_built(plan.make, plan.call, replace(check, claims=claims)) if _has_modes(plan) else {})
+    whole = as_built if _has_modes(plan) else own_backward
+    modes = modes | whole(plan.make, plan.call, replace(check, claims=claims))
     given = plan.call.of_context.values()
     judged = replace(check, claims=claims)
     findings = mask_findings(kind, plan.call.options, judged, given) | unused_caches(kind, alternatives)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.as_built import AsBuilt, Call, HeadAxes
+from attention_conformance.implementations.adapters.as_built import AsBuilt, Call, HeadAxes, Run
 from attention_conformance.implementations.adapters.modes import Modes
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.contract import Result, Unsupported
@@ -20,6 +20,8 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.modules.bare import POSITIONS
+from attention_conformance.implementations.discovery.modules.bias_tables import tables_of
+from attention_conformance.implementations.discovery.modules.built_otherwise import turned_on
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.left_out import never_given
@@ -43,7 +45,9 @@ WIDE = "float64"
 def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     """Its run with all parts in place; none where nothing was left out, or it answers the same call differently."""
     counts = [name for name in never_given(make.kind, call) if words_of(name) & OF_COUNTS]
-    if not (make.left_out or make.held or counts) or WIDE not in check.claims.dtypes:
+    options = dict(turned_on(make))
+    left_out = bool(make.left_out or make.held)
+    if not (left_out or counts or options) or WIDE not in check.claims.dtypes:
         return {}
     whole = replace(make, left_out=(), held={}, norms=None)
     module = safe_call(lambda: built(whole)).value
@@ -52,24 +56,89 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     parts = [*_parts(module, make)]
     premises = check.claims.premises
     sized = bool(premises.length or premises.block or make.window)
-    summed = any(word in type(part).__name__.lower() for part in module.modules() for word in OVER_TOKENS)
-    direct = replace(call, tap="")
-    run = AsBuilt(partial(built_for, whole, True), Chosen(direct, ()), prefixes=not (sized or summed))
-    drops = any("drop" in type(part).__name__.lower() for part in module.modules()) or bool(make.rates)
-    run = replace(run, trained=not (summed or drops), heads=None if premises.alibi else _head_axes(whole))
+    direct = replace(call, tap="").alone_with_itself()
+    run = _usual(whole, module, direct, sized)
+    run = replace(run, heads=None if premises.alibi else _head_axes(whole))
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
     unordered = unordered and not sized and all(_is_of_tokens(part, make) for part in parts)
     pieces: Mapping[str, Call] = dict(calls_in_pieces(make.kind, direct)) if premises.causal else {}
     every = replace(run, unordered=unordered, pieces=pieces)
-    evaluated = replace(every, trained=False)
-    alike = replace(evaluated, heads=None)
-    if not (make.left_out or make.held):  # a shorter sequence has other counts
+    if counts and not left_out:  # a shorter sequence has other counts
         counted = WithCounts(direct, tuple(counts))
         every = replace(every, call=Chosen(counted, ()), prefixes=False, unordered=False, pieces={})
-        evaluated = replace(every, trained=False)
+    usable = _usable(every, check)
+    if usable is None:
+        return {}
+    makes = {how: replace(whole, options=each.options) for how, each in options.items()}
+    runs = {how: _optional(each, module, direct, sized, check) for how, each in makes.items()}
+    otherwise = {how: each for how, each in runs.items() if each is not None} | _tables(whole, module, direct, check)
+    return {Feature.AS_BUILT: replace(usable, otherwise=otherwise)}
+
+
+def _tables(whole: Constructor, module: nn.Module, direct: ModuleCall, check: ClaimCheck) -> dict[str, Run]:
+    """Its tables of biases, as far as they can be looked at."""
+    found, problem = safe_call(partial(tables_of, whole, module, Chosen(direct, ()))).value or {}, plain_problem(check)
+    if problem is None:
+        return {}
+    return {how: run for how, run in found.items() if not safe_call(partial(run, problem.fresh(), check.device)).error}
+
+
+def _usual(whole: Constructor, module: nn.Module, direct: ModuleCall, sized: bool) -> AsBuilt:
+    """A run without what is known of the class; `module` is one of its instances."""
+    summed = any(word in type(part).__name__.lower() for part in module.modules() for word in OVER_TOKENS)
+    drops = any("drop" in type(part).__name__.lower() for part in module.modules()) or bool(whole.rates)
+    trained, prefixes = not (summed or drops), not (sized or summed)
+    return AsBuilt(partial(built_for, whole, True), Chosen(direct, ()), prefixes=prefixes, trained=trained)
+
+
+def _usable(every: AsBuilt, check: ClaimCheck) -> AsBuilt | None:
+    """The run with as many of its outputs as can be made."""
+    evaluated = replace(every, trained=False)
+    alike = replace(evaluated, heads=None)
     attempts = (every, evaluated, alike, replace(alike, pieces={}), replace(alike, pieces={}, unordered=False))
-    usable = next((each for each in attempts if _answers(each, check)), None)
-    return {} if usable is None else {Feature.AS_BUILT: usable}
+    return next((each for each in attempts if _answers(each, check)), None)
+
+
+def of_unknown_form(make: Constructor, module: nn.Module, call: ModuleCall, check: ClaimCheck) -> AsBuilt | None:
+    """The run of a class of which nothing is known but how it is built and called; `module` is one of its instances."""
+    run = _by_behaviour(make, module, call, check, sized=bool(make.window))
+    run = None if run is None else _usable(run, check)
+    if run is None:
+        return None
+    runs = {how: _optional(each, module, call, bool(make.window), check) for how, each in turned_on(make)}
+    return replace(run, otherwise={how: each for how, each in runs.items() if each})
+
+
+def _optional(
+    whole: Constructor, usual: nn.Module, direct: ModuleCall, sized: bool, check: ClaimCheck
+) -> AsBuilt | None:
+    """The run of a class that is built with an option more than usual; heads are moved where that adds parameters."""
+    module = safe_call(lambda: built(whole)).value
+    run = None if module is None else _by_behaviour(whole, module, direct, check, sized)
+    if run is None:
+        return None
+    axes, before = _head_axes(whole), dict(usual.named_parameters())
+    added = axes is not None and any(each for path, each in axes.axes.items() if path not in before)
+    return _usable(replace(run, heads=axes if added else None), check)
+
+
+def _by_behaviour(
+    whole: Constructor, module: nn.Module, call: ModuleCall, check: ClaimCheck, sized: bool
+) -> AsBuilt | None:
+    """A run that knows whether a token sees a later one; None where it cannot be called."""
+    run, problem = _usual(whole, module, call, sized), plain_problem(check)
+    if problem is None:
+        return None
+    later = safe_call(lambda: run.sees_later(problem.fresh(), check.device))
+    if later.error:
+        return None
+    return replace(run, causal=not later.value, pieces={} if later.value else dict(calls_in_pieces(whole.kind, call)))
+
+
+def plain_problem(check: ClaimCheck) -> Problem | None:
+    """What whole modules are looked at with; None where the claims allow no such problem."""
+    fitted = fit(PLAIN, check.claims)
+    return None if isinstance(fitted, Unsupported) else build(fitted, WIDE).forward_only()
 
 
 @dataclass(frozen=True)
@@ -90,15 +159,27 @@ class WithCounts:
 
 def without_effect(modes: Modes, make: Constructor, call: ModuleCall, check: ClaimCheck) -> dict[str, str]:
     """Parameters of its parts that change nothing, with the reason; none where it is given what changes nothing."""
-    run, fitted = modes.get(Feature.AS_BUILT), fit(PLAIN, check.claims)
-    if not isinstance(run, AsBuilt) or call.tables or isinstance(fitted, Unsupported):
+    run, problem = modes.get(Feature.AS_BUILT), plain_problem(check)
+    if not isinstance(run, AsBuilt) or call.tables or problem is None:
         return {}
-    problem = build(fitted, WIDE).forward_only()
     with torch.random.fork_rng(devices=[]):
         idle = safe_call(lambda: run.without_effect(problem.fresh(), check.device)).value or ()
+        of_options = dict(_of_options(run, problem, check.device))
     parts = tuple(make.left_out)
     unknown = [p for p in idle if p.startswith(parts) or any(pattern in make.held for pattern, _ in patterns(p))]
-    return dict.fromkeys(unknown, "it changes nothing in the answer")
+    return of_options | dict.fromkeys(unknown, "it changes nothing in the answer")
+
+
+def _of_options(run: AsBuilt, problem: Problem, device: str) -> Iterator[tuple[str, str]]:
+    """Parameters that an option adds and that change nothing, where others that it adds do."""
+    usual = dict(run.build(problem).named_parameters())
+    for how, other in run.otherwise.items():
+        if not isinstance(other, AsBuilt):
+            continue
+        added = [path for path, _ in other.build(problem).named_parameters() if path not in usual]
+        idle = safe_call(partial(other.without_effect, problem.fresh(), device, usual)).value or () if added else ()
+        if len(idle) < len(added):
+            yield from ((path, f"{how}, it changes nothing in the answer") for path in idle)
 
 
 def _head_axes(make: Constructor) -> HeadAxes | None:
@@ -122,6 +203,8 @@ def _head_axes(make: Constructor) -> HeadAxes | None:
         if any(pair[0] % (2 * make.width) == 0 and axis not in inputs for axis, pair in pairs):
             return None  # heads may lie in it, next to other things
         axes[path] = tuple(axis for axis, pair in pairs if pair == (2, 4))
+    if any((2, 4) in zip(b.shape, dict(other.named_buffers())[n].shape, strict=False) for n, b in one.named_buffers()):
+        return None
     return HeadAxes(make.find_places, axes)
 
 
@@ -150,10 +233,9 @@ def _is_of_tokens(part: nn.Module, make: Constructor) -> bool:
 
 def _answers(run: AsBuilt, check: ClaimCheck) -> bool:
     """Whether it answers finite numbers of the input's samples and tokens, and nothing at random."""
-    fitted = fit(PLAIN, check.claims)
-    if isinstance(fitted, Unsupported):
+    problem = plain_problem(check)
+    if problem is None:
         return False
-    problem = build(fitted, WIDE).forward_only()
     results = []
     for seed in (1, 2):
         with torch.random.fork_rng(devices=[]):

@@ -78,7 +78,8 @@ class RunSettings:
                 memory=self.memory,
                 premises=self.amendments.premises,
             )
-        return partial(candidate, settings=self.conventions, device=self.device, premises=self.amendments.premises)
+        premises = self.amendments.premises
+        return partial(candidate, settings=self.conventions, device=self.device, premises=premises, in_part=True)
 
     def commanded(self, command: str) -> Implementation:
         """The candidate that a command line starts; see `commanded_candidate` for what is raised."""

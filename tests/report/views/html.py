@@ -17,7 +17,7 @@ from attention_conformance.tests.report.model import Run
 from attention_conformance.tests.report.verdict import Verdict
 from attention_conformance.tests.report.views import pictures
 from attention_conformance.tests.report.views.equations import equation, prose
-from attention_conformance.tests.report.views.inline import fingerprint, inline
+from attention_conformance.tests.report.views.inline import embedded
 from attention_conformance.tests.report.views.page_failures import Depth, FailingClause, failing_clauses
 from attention_conformance.tests.report.wording import UNREADABLE, dtypes_of, in_bounds, isolation, one_line, selected
 
@@ -36,41 +36,46 @@ SIGNS = {
 
 def text(run: Run) -> str:
     """The page; all text of the run is shown as text."""
-    loader = jinja2.FileSystemLoader(ASSETS)
+    matrix = counts.counts(run)
+    failing = failing_clauses(run, matrix)
+    judged = {each.clause for row in matrix for each in row.total.clauses}
+    return (
+        templates()
+        .get_template("page.html")
+        .render(
+            run=run,
+            part=selected(run),
+            matrix=matrix,
+            columns=counts.chapters_of(run),
+            failing=failing,
+            opened_of=_opened(matrix, failing).get,
+            clauses=[clause for name, clause in load().items() if name in judged],
+            conformances={each: sum(row.conformance is each for row in matrix) for each in Conformance},
+            few=FEW,
+            broken=counts.BROKEN,
+            grades={row.subject.name: grade(row.verdicts) for row in matrix},
+            defaults=dict(Conventions().items()),
+            maps={n: pictures.weights(each, len(matrix) > FEW) for n, each in run.weight_maps.items() if each.expected},
+            **embedded(ASSETS / "page.css", ASSETS / "page.js"),
+        )
+    )
+
+
+def templates() -> jinja2.Environment:
+    """What renders the templates: with text as text, and an error for a name that is not given."""
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader(ASSETS),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"one_line": one_line, "code": code, "slug": slug, "bounds": in_bounds, "web": web}
     environment.filters |= {"named": named, "reasons": reasons, "isolation": isolation}
     environment.globals |= {"Outcome": Outcome, "Conformance": Conformance, "Depth": Depth, "outcome": counts.outcome}
-    environment.globals |= {"prose": prose, "equation": equation}
-    matrix = counts.counts(run)
-    failing = failing_clauses(run, matrix)
-    judged = {each.clause for row in matrix for each in row.total.clauses}
-    style = inline((ASSETS / "page.css").read_text(encoding="utf-8"), "style")
-    script = inline((ASSETS / "page.js").read_text(encoding="utf-8"), "script")
-    return environment.get_template("page.html").render(
-        run=run,
-        part=selected(run),
-        matrix=matrix,
-        columns=counts.chapters_of(run),
-        failing=failing,
-        opened_of=_opened(matrix, failing).get,
-        clauses=[clause for name, clause in load().items() if name in judged],
-        specification=load(),
-        conformances={each: sum(row.conformance is each for row in matrix) for each in Conformance},
-        few=FEW,
-        signs=SIGNS,
-        legend=counts.LEGEND,
-        meanings=counts.MEANINGS,
-        broken=counts.BROKEN,
-        grades={row.subject.name: grade(row.verdicts) for row in matrix},
-        defaults=dict(Conventions().items()),
-        maps={n: pictures.weights(each, len(matrix) > FEW) for n, each in run.weight_maps.items() if each.expected},
-        style=style,
-        script=script,
-        allowed={"style": fingerprint(style), "script": fingerprint(script)},
-    )
+    environment.globals |= {"prose": prose, "equation": equation, "specification": load(), "signs": SIGNS}
+    environment.globals |= {"legend": counts.LEGEND, "meanings": counts.MEANINGS}
+    return environment
 
 
 def slug(name: str) -> str:

@@ -6,17 +6,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import jinja2
-
-from attention_conformance.spec.clauses import chapters, load
+from attention_conformance.spec.clauses import chapters
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.tests.report import counts
-from attention_conformance.tests.report.counts import Conformance, Counts, Outcome, Row
+from attention_conformance.tests.report.counts import Counts, Outcome, Row
 from attention_conformance.tests.report.model import Run
-from attention_conformance.tests.report.views.equations import equation, prose
-from attention_conformance.tests.report.views.html import ASSETS, SIGNS, slug, web
-from attention_conformance.tests.report.views.inline import fingerprint, inline
-from attention_conformance.tests.report.wording import one_line
+from attention_conformance.tests.report.views.html import ASSETS, templates
+from attention_conformance.tests.report.views.inline import embedded
 
 if TYPE_CHECKING:
     from attention_conformance.tests.report.views.matrix_state import Standing
@@ -88,13 +84,6 @@ def pages(
         state: how each of them stands and stood, by its folder.
         changes: what is new, a line each.
     """
-    loader = jinja2.FileSystemLoader(ASSETS)
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"one_line": one_line, "slug": slug, "web": web}
-    style = inline((ASSETS / "page.css").read_text(encoding="utf-8"), "style")
-    script = inline((ASSETS / "matrix.js").read_text(encoding="utf-8"), "script")
     judged = [each for each in entries if each.row]
     given = {
         "entries": entries,
@@ -104,21 +93,12 @@ def pages(
         "packages": len({each.package for each in entries}),
         "conforming": sum(each.row.conformance in counts.HELD for each in judged if each.row),
         "columns": [name for name in chapters() if any(name in each.cells for each in judged)],
-        "signs": SIGNS,
-        "meanings": counts.MEANINGS,
-        "legend": counts.LEGEND,
-        "Outcome": Outcome,
-        "Conformance": Conformance,
-        "prose": prose,
-        "equation": equation,
-        "specification": load(),
         "answers": by_clause(judged),
         "observed": by_observation(judged),
         "claimed": by_convention(judged),
-        "style": style,
-        "script": script,
-        "allowed": {"style": fingerprint(style), "script": fingerprint(script)},
+        **embedded(ASSETS / "page.css", ASSETS / "matrix.js"),
     }
+    environment = templates()
     for name, template in PAGES.items():
         yield name, environment.get_template(template).render(**given, page=name)
 

@@ -44,6 +44,15 @@ def test_slopes_that_are_wrong_for_six_heads_are_judged(make: Make) -> None:
     assert verdict.status is Status.FAIL
 
 
+def test_slopes_that_begin_as_those_of_alibi_are_judged(make: Make) -> None:
+    """Of three heads the third has the slope of the first."""
+    text = ALIBI.format(slopes=MIXED.replace("range(0, ", "range(1, "), width="q.shape[-1]", bias="distance")
+    made = make(text)
+    assert made.claims.premises.interleaved
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(made)
+
+
 @pytest.mark.parametrize("wrong", [{"width": "x.shape[-1]"}, {"bias": "(distance - (distance < -4).int())"}])
 def test_another_mistake_is_accused(make: Make, wrong: dict[str, str]) -> None:
     made = make(ALIBI.format(**{"slopes": GEOMETRIC, "width": "q.shape[-1]", "bias": "distance", **wrong}))

@@ -2,10 +2,12 @@
 
 import pytest
 
+from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.discovery.making import Make, refused
 
 GATED = """
 class f(nn.Module):
@@ -135,3 +137,149 @@ class f(nn.Module):
         return self.out(attend(q, k, v)[0].transpose(1, 2).flatten(2))
 """
     assert not is_caught(make, text)
+
+
+OPTIONAL = """
+class f(nn.Module):
+    def __init__(self, dim, heads, qk_norm=False, gated=None):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        norm = nn.LayerNorm if qk_norm else lambda width: nn.Identity()
+        self.q_norm, self.k_norm = norm(dim // heads), norm(dim // heads)
+        self.gate = nn.Linear(dim, heads) if gated else None
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        y = attend(self.q_norm(q), self.{norm}(k), v)[0]
+        if self.gate is not None:
+            y = y * self.gate(x).sigmoid(){opened}[..., None]
+        return self.out(y.transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("opened", "wrong"), [(".mT", False), (".reshape(len(x), self.h, -1)", True)])
+def test_an_option_that_is_off_is_turned_on(make: Make, opened: str, wrong: bool) -> None:
+    assert is_caught(make, OPTIONAL.format(norm="k_norm", opened=opened)) is wrong
+
+
+@pytest.mark.parametrize(("norm", "idle"), [("k_norm", False), ("q_norm", True)])
+def test_what_an_option_adds_and_nothing_reads_is_not_judged(make: Make, norm: str, idle: bool) -> None:
+    assert ("k_norm.weight" in make(OPTIONAL.format(norm=norm, opened=".mT")).findings) is idle
+
+
+UNKNOWN = """
+class f(nn.Module):
+    def __init__(self, dim, heads, rank):
+        super().__init__()
+        self.h, self.mixed = heads, nn.Linear(dim, heads * rank)
+        self.down, self.up = nn.Linear(dim, rank), nn.Linear(rank, 2 * heads * rank)
+        self.out = nn.Linear(heads * rank, dim)
+    def forward(self, x, past=None):
+        held = self.down(x) if past is None else torch.cat([past[0], self.down({new})], 1)
+        k, v = (split(each, self.h) for each in self.up(held).chunk(2, -1))
+        n, last = x.shape[1], held.shape[1]
+        seen = torch.ones(n, last, dtype=torch.bool).tril(last - n)
+        y = attend(split(self.mixed(x), self.h), k, v, seen)[0]
+        return self.out(y.transpose(1, 2).flatten(2)), held[None].expand(2, -1, -1, -1)
+"""
+
+
+@pytest.mark.parametrize(("new", "wrong"), [("x", False), ("x.flip(1)", True)])
+def test_an_unknown_form_is_judged_by_relations_alone(make: Make, new: str, wrong: bool) -> None:
+    text = UNKNOWN.format(new=new)
+    assert "rank" in refused(make, text)
+    made = candidate("mine.py:f", {}, in_part=True)
+    assert [*made.findings] == ["its numbers"]
+    (found,) = run(made, dtypes=("float32",))
+    assert (found.clause, found.status) == ("modules.as-built", Status.FAIL if wrong else Status.PASS)
+
+
+def test_an_unknown_form_is_refused_where_samples_are_not_kept_apart(make: Make) -> None:
+    text = UNKNOWN.format(new="x").replace("self.down(x)", "self.down(x).cumsum(0)")
+    assert refused(make, text)
+    with pytest.raises(TargetError):
+        candidate("mine.py:f", {}, in_part=True)
+
+
+BUCKETS = """
+class f(nn.Module):
+    def __init__(self, dim, heads, num_buckets=8, max_distance=20):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.num_buckets, self.max_distance = num_buckets, max_distance
+        self.relative_attention_bias = nn.Embedding(num_buckets, heads)
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        at = torch.arange(x.shape[1])
+        ahead, half = at - at[:, None], self.num_buckets // 2
+        far, exact = ahead.abs(), half // 2
+        log = (far.clamp(1) / exact).log() / math.log(self.max_distance {over})
+        near = torch.where(far < exact, far, (exact + (log * (half - exact)).long()).clamp(max=half - 1))
+        biases = self.relative_attention_bias(near + half * (ahead > 0)).permute(2, 0, 1)
+        return self.out(attend(q, k, v, biases)[0].transpose(1, 2).flatten(2))
+"""
+WINDOW = """
+class f(nn.Module):
+    def __init__(self, dim, window_size, num_heads):
+        super().__init__()
+        self.h, self.qkv, self.out = num_heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        down, along = window_size
+        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * down - 1) * (2 * along - 1), num_heads))
+        y, x = (each.flatten() for each in torch.meshgrid(torch.arange(down), torch.arange(along), indexing="ij"))
+        rows = (y[:, None] - y + down - 1) * (2 * {side} - 1) + x[:, None] - x + along - 1
+        self.register_buffer("rows", rows)
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        biases = self.relative_position_bias_table[self.rows].permute(2, 0, 1)
+        return self.out(attend(q, k, v, biases)[0].transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (BUCKETS.format(over="/ exact"), False),
+        (BUCKETS.format(over=""), True),
+        (WINDOW.format(side="along"), False),
+        (WINDOW.format(side="down"), True),
+    ],
+)
+def test_pairs_of_tokens_read_their_rows_of_a_table(make: Make, text: str, wrong: bool) -> None:
+    assert is_caught(make, text) is wrong
+
+
+LAYER = """
+class f:
+    def __init__(self, d_model, num_heads):
+        draw = np.random.default_rng(0)
+        self.h = num_heads
+        self.Wq, self.Wk, self.Wv, self.Wo = draw.standard_normal((4, d_model, d_model)) / d_model**0.5
+    def heads(self, x):
+        return x.reshape(*x.shape[:2], self.h, -1).swapaxes(1, 2)
+    def joined(self, x):
+        return x.swapaxes(1, 2).reshape(len(x), x.shape[2], -1)
+    def forward(self, x):
+        q, k, v = (self.heads(x @ w) for w in (self.Wq, self.Wk, self.Wv))
+        s = q @ k.swapaxes(-1, -2) / float(np.sqrt(q.shape[-1]))
+        e = np.exp(s - s.max(-1, keepdims=True))
+        self.held = q, k, v, e / e.sum(-1, keepdims=True)
+        return self.joined(self.held[3] @ v) @ self.Wo
+    def backward(self, dout):
+        q, k, v, p = self.held
+        do = self.heads(dout @ self.Wo.T)
+        dp = do @ v.swapaxes(-1, -2)
+        ds = p * (dp - (dp * p).sum(-1, keepdims=True)) / float(np.sqrt(q.shape[-1]))
+        dv, dk = p.swapaxes(-1, -2) @ do, ds.swapaxes(-1, -2) @ q
+        return {returned}
+"""
+DX = "self.joined(ds @ k) @ self.Wq.T + self.joined(dk) @ self.Wk.T"
+
+
+@pytest.mark.parametrize(("returned", "wrong"), [(DX + " + self.joined(dv) @ self.Wv.T", False), (DX, True)])
+def test_what_a_class_of_numpy_returns_from_its_backward_pass_is_the_slope(
+    make: Make, returned: str, wrong: bool
+) -> None:
+    assert is_caught(make, LAYER.format(returned=returned)) is wrong
+
+
+def test_a_backward_pass_that_returns_no_gradient_of_its_input_is_not_judged(make: Make) -> None:
+    assert Feature.AS_BUILT not in make(LAYER.format(returned="None")).claims

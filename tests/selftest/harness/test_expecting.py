@@ -145,6 +145,7 @@ def test_a_proposal_excuses_what_fails_once_its_links_are_filled_in(sessions: Se
     assert first.ret == pytest.ExitCode.TESTS_FAILED
     proposal = re.search(r"^# expected_failures.toml.*^# end of", first.stdout.str(), re.DOTALL | re.MULTILINE)
     assert proposal is not None
+    assert 'reason = "output is not within its bound"' in proposal[0]
     path = written(sessions.file.parent, proposal[0])
     assert "needs a public https link" in sessions.refused("--candidate", f"{sessions.file}:halved", *chosen)
     path.write_text(proposal[0].replace('link = ""', 'link = "https://example.org/2"'))

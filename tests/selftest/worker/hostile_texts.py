@@ -48,6 +48,22 @@ def attention(query, key, value):
 attention = locals().get("instead") or made("hostile", attention, **locals().get("claims", {{}}))
 """
 DYING = {
+    "exit with status 0": ("", "os._exit(0)", "ended its process with exit status 0"),
+    "null pointer": ("", "ctypes.string_at(0)", "died of SIGSEGV"),
+    "abort": ("", "os.abort()", "died of SIGABRT"),
+    "terminate": ("", "os.kill(0, signal.SIGTERM)", "died of SIGTERM"),
+    "another thread": (
+        "",
+        "threading.Thread(target=os._exit, args=(3,)).start(); time.sleep(9)",
+        "ended its process with exit status 3",
+    ),
+    "another program": ("", "os.execv('/bin/true', ['true'])", "ended its process with exit status 0"),
+    "closed streams": ("", "os.closerange(0, 1000)", "such as a closed stream"),
+    "writing to every stream": (
+        "",
+        "for n in range(3, 30):\n        try: os.write(n, b'x' * 99)\n        except OSError: pass",
+        "sent what is no answer",
+    ),
     "division by zero in C": ("", "ctypes.CDLL(None).div(1, 0)", "died of SIGFPE"),
     "overflow of the stack in C": (
         "@ctypes.CFUNCTYPE(None)\ndef deep(): deep()",
@@ -105,6 +121,14 @@ DYING = {
     ),
 }
 LATE = {
+    "a loop": ("", "while True: pass"),
+    "a loop that ignores signals": (
+        "[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGTERM, signal.SIGINT)]",
+        "while True: pass",
+    ),
+    "a lock": ("lock = threading.Lock(); lock.acquire()", "lock.acquire()"),
+    "sleep": ("", "time.sleep(1000)"),
+    "polling": ("", "while True: time.sleep(0.002)"),
     "a pause in C with every signal blocked": (
         "",
         "signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals)); ctypes.PyDLL(None).pause()",
@@ -118,6 +142,11 @@ LATE = {
 }
 CHANGED = "the candidate has changed builtins.i"
 REFUSED = {
+    "KeyboardInterrupt": ("", "raise KeyboardInterrupt", "raised KeyboardInterrupt"),
+    "SystemExit": ("", "sys.exit(0)", "raised SystemExit: 0"),
+    "GeneratorExit": ("", "raise GeneratorExit", "raised GeneratorExit"),
+    "MemoryError": ("", "raise MemoryError('none left')", "raised MemoryError: none left"),
+    "ten million characters": ("", "raise ValueError('\\x1b' * 10**7)", "raised ValueError: "),
     "recursion": ("def deep(): deep()", "deep()", "raised RecursionError"),
     "a message that exits": ("", "raise Silent", "raised Silent: no message"),
     "an exception without a name": ("", "raise NamelessError('why')", "raised NamelessError: why"),
@@ -166,6 +195,15 @@ REFUSED = {
     "a fit that returns a word": ("claims = {'fit': lambda case: 'yes'}", "", "fit returned str"),
 }
 HARMLESS = {
+    "prints much": ("", "print('x' * 3 * 10**6); print('y', file=sys.stderr)"),
+    "reads its input": ("", "sys.stdin.read()"),
+    "closes its output": ("sys.stdout.close(); os.close(1)", ""),
+    "changes the environment": ("", "os.environ.clear()"),
+    "leaves a process": ("os.system('sleep 300 &')", ""),
+    "removes modules": (
+        "",
+        "sys.modules.pop('json', None); sys.modules.pop('attention_conformance.spec.cases', None)",
+    ),
     "a folder that is gone": ("change_folder()", ""),
     "a folder that is gone in each call": ("", "change_folder()"),
     "no environment": ("os.environ.clear()", ""),

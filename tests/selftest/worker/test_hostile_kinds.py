@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from attention_conformance.implementations.api.safe_call import CandidateError, 
 from attention_conformance.implementations.discovery.signatures import signature_of
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.worker import door
+from attention_conformance.implementations.worker.limits import LONGEST
 from attention_conformance.implementations.worker.remote import Remote, end_process, isolated_candidate
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Scope
@@ -124,6 +126,8 @@ def test_who_hangs(python: str, right: Implementation, tmp_path: Path, module: s
     found = verdict(right, made(tmp_path, python, module, call, deadline=0.3))
     assert found.failure is not None
     assert found.failure.kind is FailureKind.TIMED_OUT
+    assert "gave no answer within 0.3" in found.failure.message
+    assert not processes(str(tmp_path))
 
 
 @pytest.mark.parametrize(("module", "call", "words"), REFUSED.values(), ids=REFUSED)
@@ -132,12 +136,17 @@ def test_who_is_refused(python: str, right: Implementation, tmp_path: Path, modu
     assert found.failure is not None
     assert found.failure.kind is not FailureKind.DIED
     assert words in found.failure.message
+    assert found.failure.message.isprintable()
+    assert len(found.failure.message) < 2 * LONGEST
 
 
 @pytest.mark.parametrize(("module", "call"), HARMLESS.values(), ids=HARMLESS)
 def test_who_conforms(python: str, right: Implementation, tmp_path: Path, module: str, call: str) -> None:
+    folder, environment = Path.cwd(), dict(os.environ)
     found = verdict(right, made(tmp_path, python, module, call))
     assert (found.status, found.message) == (Status.PASS, "")
+    assert (Path.cwd(), dict(os.environ)) == (folder, environment)
+    assert not processes("sleep 300")
 
 
 @pytest.mark.parametrize(("module", "words"), ENDING.values(), ids=ENDING)

@@ -1,7 +1,6 @@
 """Expected failures: the file that lists the clauses a candidate breaks, with the reason and a public link."""
 
 import json
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +15,12 @@ from attention_conformance.implementations.discovery.targets.loading import Targ
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.judge.clause_tests import claimed
-from attention_conformance.tests.report.verdict import Status, Verdict
+from attention_conformance.tests.report.verdict import FailureKind, Status, Verdict
 
 FILE = "expected_failures.toml"
 TABLE = "expected"
 REQUIRED = ("clause", "reason", "link")
 KEYS = (*REQUIRED, "dtypes", "candidate", "expires")
-BOUND = re.compile(r" \([^()]*\bthe bound\b.*")
-"""The end of a failure's message, which differs from machine to machine."""
 
 
 class ExpectingError(ValueError):
@@ -160,16 +157,21 @@ def proposed(verdicts: Sequence[Verdict], diagnoses: Mapping[str, str]) -> Itera
         yield f"candidate = {_text(implementation)}"
         if len(failed) < len([v for v in own if v.status is not Status.NOT_CLAIMED]):
             yield f"dtypes = [{', '.join(_text(v.dtype) for v in failed)}]"
-        yield f"reason = {_text(_reason(clause, failed[0].message, diagnoses.get(implementation, '')))}"
+        yield f"reason = {_text(_reason(clause, failed[0], diagnoses.get(implementation, '')))}"
         yield 'link = ""'
     yield ""
     yield f"# end of {FILE}"
 
 
-def _reason(clause: str, message: str, diagnosis: str) -> str:
-    """The mistake of the diagnosis, where it breaks this clause; else the failure's message, without its bound."""
+def _reason(clause: str, verdict: Verdict, diagnosis: str) -> str:
+    """The mistake of the diagnosis, where it breaks this clause; else the failure, without numbers of this machine."""
     named = [defect for defect in catalogue() if f"`{defect.id}`" in diagnosis and clause in defect.clauses]
-    return f"{named[0].id}: {named[0].text.does}" if named else BOUND.sub("", message)
+    if named:
+        return f"{named[0].id}: {named[0].text.does}"
+    failure = verdict.failure
+    if failure is None or failure.kind is not FailureKind.VALUE:
+        return verdict.message if failure is None else failure.summary or failure.message
+    return ": ".join(filter(None, [failure.summary, f"{failure.part or 'an answer'} is not within its bound"]))
 
 
 def _text(text: str) -> str:

@@ -1,0 +1,77 @@
+"""Built otherwise: a module class with each option of its constructor turned on that is off by default."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.modules.constructor_names import size_of
+from attention_conformance.implementations.discovery.modules.constructors import Constructor
+from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor
+
+MOST = 6
+"""Options that are turned on, each for itself."""
+OF_SPANS = {"window", "local", "block", "chunk", "left", "right"}
+"""Words in the names of numbers of tokens; three of six leave something out."""
+OF_CAPS = {"cap", "capping", "softcap", "softcapping", "clip", "logit"}
+"""Words in the names of limits of scores."""
+OF_SCALING = {"scaling"}
+"""Words in the names of what stretches the positions of a rotary embedding."""
+STRETCHED = {"type": "linear", "rope_type": "linear", "factor": 2.0}
+NO_OPTIONS = {"dtype", "device", "return", "output", "need", "init", "eps", "kdim", "vdim", "std", "seed", "checkpoint"}
+"""Words in the names of what changes nothing, or only what is returned."""
+
+
+def turned_on(make: Constructor) -> Iterator[tuple[str, Constructor]]:
+    """The class as it is built with one option more, and a text that states it; what cannot be built is left out.
+
+    What an option does needs not be known, as nothing is expected but that samples, tokens and heads are kept apart.
+    """
+    signature = safe_call(lambda: of_constructor(make.kind)).value
+    if signature is None or make.settings:
+        return
+    given = {*make.sizes, *make.options, *make.spelled.values(), *make.rates}
+    options = [p for p in signature.parameters.values() if not is_variadic(p) and p.name not in given]
+    yield from islice(_built(make, [p for p in options if not words_of(p.name) & NO_OPTIONS]), MOST)
+
+
+def _built(make: Constructor, options: list[inspect.Parameter]) -> Iterator[tuple[str, Constructor]]:
+    for option in sorted(options, key=lambda p: p.default is True):
+        for value in _values(make, option):
+            other = replace(make, options={**make.options, option.name: value})
+            if safe_call(partial(other, other.width, other.heads)).value is not None:
+                yield f"built with {option.name}={value!r}", other
+                break
+
+
+def _values(make: Constructor, option: inspect.Parameter) -> tuple[object, ...]:
+    """What an option may be given so that it does something, the likelier first; nothing where that is unknown."""
+    default, words, written = option.default, words_of(option.name), str(option.annotation).lower()
+    if isinstance(default, bool):
+        return (not default,)
+    if isinstance(default, str):
+        return tuple(islice((text for text in _texts(make.kind, option.name) if text != default), 1))
+    off = default is None or (isinstance(default, int | float) and default == 0)
+    if not off or size_of(option.name) is not None:
+        return ()
+    if words & OF_SCALING:
+        return STRETCHED, 2.0
+    if words & OF_SPANS:
+        return (3,)
+    if words & OF_CAPS:
+        return (2.0,)
+    by_type = {"bool": True, "int": 2, "float": 0.5}
+    return tuple(value for name, value in by_type.items() if name in written) or ((True,) if default is None else (2,))
+
+
+def _texts(kind: object, name: str) -> list[str]:
+    """What the code of a class compares an option with."""
+    text = safe_call(lambda: inspect.getsource(kind)).value or ""  # type: ignore[arg-type]  # anything may be tried
+    found = re.findall(rf"\b{name}\s*(?:==|!=|in)\s*[\[({{]?\s*([\"'])([\w-]+)\1", text)
+    return [word for _, word in found]
