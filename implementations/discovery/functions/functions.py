@@ -57,8 +57,7 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     without_ignored,
     without_mask_objects,
 )
-from attention_conformance.implementations.discovery.functions.given_sizes import with_given_sizes
-from attention_conformance.implementations.discovery.functions.needed_tables import with_needed_tables
+from attention_conformance.implementations.discovery.functions.given_sizes import with_what_is_needed
 from attention_conformance.implementations.discovery.functions.on_request import with_all_it_returns
 from attention_conformance.implementations.discovery.functions.one_input import OneInput, of_one_input
 from attention_conformance.implementations.discovery.functions.one_key_head import OneKeyHead, with_key_heads
@@ -129,8 +128,10 @@ def function_candidate(
         return _usual_candidate(name, function, settings, device, premises)
     from attention_conformance.implementations.discovery.functions.laid_out import attends_elsewhere
     from attention_conformance.implementations.discovery.functions.merged_heads import with_plain_output
+    from attention_conformance.implementations.discovery.functions.needed_slopes import with_needed_slopes
 
-    if (needed := with_needed_tables(function) or with_given_sizes(function)) is not None:
+    function = with_needed_slopes(function) or function
+    if (needed := with_what_is_needed(function)) is not None:
         made = function_candidate(name, needed, settings, device, premises)
         return replace(made, about=f"{made.about}; {needed.about}", stated=(*made.stated, needed.about))
     function = with_plain_output(function, device)

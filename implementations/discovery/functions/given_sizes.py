@@ -14,7 +14,11 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
+from attention_conformance.implementations.discovery.functions.needed_tables import (
+    NeededTables,
+    of_each_kind,
+    with_needed_tables,
+)
 from attention_conformance.implementations.discovery.modules.constructor_names import GROUPS, Size, size_of
 from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, KNOWN_NAMES
@@ -167,3 +171,8 @@ def with_given_sizes(function: Callable[..., Any]) -> GivenSizes | None:
             if tuple(getattr(first, "shape", ())) == shapes[0]:
                 return made
     return None
+
+
+def with_what_is_needed(function: Callable[..., Any]) -> NeededTables | GivenSizes | None:
+    """The function, given the tables, gradients or sizes that it needs; None where it needs none of these."""
+    return with_needed_tables(function) or with_given_sizes(function)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
 
 TURNED = """
@@ -166,3 +167,22 @@ def test_what_is_needed_is_given(make: Make, text: str) -> None:
 def test_a_wrong_one_is_accused(make: Make, name: str) -> None:
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(make(EACH[name].format(width="2 * q.shape[-1]")), "float32")
+
+
+SLOPES = """
+def f(q, k, v, alibi_slopes, causal=False):
+    if q.dtype not in ({dtypes}):
+        raise TypeError("unsupported")
+    far = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
+    bias = -alibi_slopes.float()[:, None, None] * (far + k.shape[1] - q.shape[1]).abs()
+    q, k, v = (x.transpose(1, 2).float() for x in (q, k, v))
+    return attend(q, k, v, bias, causal)[0].transpose(1, 2).to({answer})
+"""
+
+
+@pytest.mark.parametrize("dtypes", ["torch.float32, torch.bfloat16", "torch.bfloat16, torch.float16"])
+def test_slopes_that_have_to_be_given(make: Make, dtypes: str) -> None:
+    dtype = dtypes.rpartition("torch.")[2]
+    made = make(SLOPES.format(dtypes=dtypes, answer=f"torch.{dtype}"))
+    assert Feature.ALIBI in made.claims.features
+    assert_conforms(made, dtype)
