@@ -8,9 +8,11 @@ from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replac
 from enum import StrEnum
 from functools import cache
 from types import NoneType
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from attention_conformance.spec.features import NOTHING, Extension, Scope
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -238,13 +240,13 @@ class Case:
         """This case with some extents of its sizes changed."""
         if all(getattr(self.sizes, name) == extent for name, extent in extents.items()):
             return self
-        return replace(self, sizes=replace(self.sizes, **extents))
+        return _replaced(self, sizes=_replaced(self.sizes, **extents))
 
     def extended(self, **changes: Any) -> Case:
         """This case with some fields of its extension changed; see `Extension`."""
         if all(getattr(self.extension, name) == value for name, value in changes.items()):
             return self
-        return replace(self, extension=replace(self.extension, **changes))
+        return _replaced(self, extension=_replaced(self.extension, **changes))
 
     def to_json(self) -> str:
         """A JSON object from which `from_json` rebuilds an equal case."""
@@ -268,6 +270,19 @@ class Case:
         changed += _changed(self.extension)
         form = [] if self.module is None else [_describe(self.module)]
         return " ".join([str(self.sizes), *form, *changed])
+
+
+def _replaced(record: Record, **changes: Any) -> Record:
+    """What `dataclasses.replace` gives of a record that checks nothing as it is made, in a tenth of its time.
+
+    Raises:
+        TypeError: a field that it lacks.
+    """
+    if unknown := sorted(changes.keys() - vars(record).keys()):
+        raise TypeError(f"{type(record).__name__} has no field {unknown[0]!r}")
+    made = object.__new__(type(record))
+    vars(made).update(vars(record), **changes)
+    return made
 
 
 def _changed(extension: Extension) -> list[str]:

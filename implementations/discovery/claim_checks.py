@@ -290,6 +290,8 @@ def _no_empty_sizes(check: ClaimCheck) -> str:
     if error := without_keys.error or next((each.error for each in others if each.error), ""):
         return error
     output = safe_call(lambda: output_of(without_keys)).value
+    if output is not None and _is_of_biases(check, output, empty[0]):
+        return "without keys it answers with the bias of the values"
     options: Any = getattr(check.function, "options", None)
     masks = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.KEY_PADDING} & check.claims.features
     named = masks and options and {"attn_mask", "is_causal"} & set(options.spelled.values())
@@ -297,6 +299,16 @@ def _no_empty_sizes(check: ClaimCheck) -> str:
     alike = EmptyRow.NAN in (rows.empty_row_bool, rows.empty_row_float)
     promised = not alike and (named or check.claims.scope is not Scope.OP)
     return "" if promised or output is None or not np.isnan(output).any() else "it answers NaN without keys"
+
+
+def _is_of_biases(check: ClaimCheck, output: Floats, case: Case) -> bool:
+    """Whether an answer without keys has the bias of the values, as where it is added after the weighted sum."""
+    fitted = fit(case, check.claims)
+    given = {} if isinstance(fitted, Unsupported) else build(fitted, check.dtype).parameters
+    if not {"b_v", "w_o"} <= given.keys():
+        return False
+    row = given["b_v"].astype(np.float64) @ given["w_o"] + given.get("b_o", np.zeros(1))
+    return near(output, np.broadcast_to(row, output.shape))
 
 
 def _one_width(check: ClaimCheck) -> str:

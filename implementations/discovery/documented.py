@@ -30,9 +30,24 @@ BOTTOM_RIGHT = re.compile(r"bottom[- ]right|\b(?:aligned|align) (?:to|with|at) t
 """Words for a triangle in which the last query stands at the last key."""
 
 
-def states_bottom_right(target: object) -> bool:
-    """Whether its documentation states that a causal mask starts bottom right, whatever its flag is called."""
-    return bool(BOTTOM_RIGHT.search(inspect.getdoc(target) or ""))
+PUBLISHED_FLAG = "is_causal"
+"""The flag of torch and JAX, whose triangle starts top left; other names promise no corner."""
+PUBLISHED = {
+    *("attn_mask", "dropout_p", PUBLISHED_FLAG, "scale", "enable_gqa", "bias", "mask", "query_seq_lengths"),
+    *("key_value_seq_lengths", "local_window_size", "implementation", "return_residual"),
+}
+"""What these functions take besides query, key and value."""
+
+
+def chooses_corner(target: object) -> bool:
+    """Whether its triangle need not start top left, though its flag has the published name.
+
+    Its documentation says so, the flag is set by default, as none that is published is, or it takes more than these.
+    """
+    signature = safe_call(lambda: inspect.signature(target)).value  # type: ignore[arg-type]
+    own = [] if signature is None else list(signature.parameters.values())
+    on = any(p.name == PUBLISHED_FLAG and p.default is True for p in own)
+    return on or bool({p.name for p in own[3:]} - PUBLISHED) or bool(BOTTOM_RIGHT.search(inspect.getdoc(target) or ""))
 
 
 INTEGERS = re.compile(r"\b0 ?(?:/|and|or) ?1\b|\b1 ?(?:/|and|or) ?0\b|\bint(?:s|egers?|32|64)?\b", re.IGNORECASE)

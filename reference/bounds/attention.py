@@ -346,10 +346,16 @@ def centred_sum(pull: Floats, trace: Trace, heads: Floats) -> tuple[Floats, Floa
     length, rows = heads.shape[-2], max(1, CHUNK // max(1, trace.value.size))
     value = np.ascontiguousarray(trace.value.swapaxes(-1, -2))[..., None, :, :]  # keys last, as memory likes it
     moved, farthest = np.empty_like(heads), np.empty_like(heads)
+    plain = trace.kept is None and value.shape[-1] > 0 and bool(trace.seen.allowed.all())
+    if plain:  # the farthest of all values is the largest or the least
+        highest, lowest = (of(value, axis=-1) for of in (np.max, np.min))
+        np.maximum(highest - heads, heads - lowest, out=farthest)
     for start in range(0, length, rows):
         some = slice(start, start + rows)
         distance = _distances(value, trace, heads, some)
         np.einsum("...xj,...dj->...d", pull[..., some, None, :], distance, out=moved[..., some, :])
+        if plain:
+            continue
         allowed = trace.seen.allowed[..., some, None, :]
         shown = distance if allowed.all() else np.where(allowed, distance, 0.0)
         np.max(shown, axis=-1, initial=0.0, out=farthest[..., some, :])

@@ -76,6 +76,8 @@ FAR: tuple[dict[str, Any], ...] = (
     {"query_start": 2**16 + 7},
     {"packing": Packing.LENGTHS},
     {"sinks": True},
+    {"alibi": True},
+    {"rotary_base": 100.0},
 )
 """Options that reach beyond a tile, each checked with many keys, and with many queries and keys."""
 EXTENSIONS: tuple[dict[str, Any], ...] = (
@@ -83,8 +85,6 @@ EXTENSIONS: tuple[dict[str, Any], ...] = (
     {"zero_attn": True},
     {"head_gates": True},
     {"softcap": 2.0},
-    {"alibi": True},
-    {"rotary_base": 100.0},
     {"packing": Packing.SEGMENTS},
 )
 """The same of all options, in the full tier: in the quick one they meet many keys in shapes.meetings."""

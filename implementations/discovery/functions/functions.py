@@ -37,7 +37,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     with_returned_weights,
 )
 from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
-from attention_conformance.implementations.discovery.documented import states_bottom_right, states_integers
+from attention_conformance.implementations.discovery.documented import PUBLISHED_FLAG, chooses_corner, states_integers
 from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
     Chosen,
@@ -57,7 +57,7 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     without_ignored,
     without_mask_objects,
 )
-from attention_conformance.implementations.discovery.functions.needed_tables import with_needed_tables
+from attention_conformance.implementations.discovery.functions.given_sizes import with_what_is_needed
 from attention_conformance.implementations.discovery.functions.on_request import with_all_it_returns
 from attention_conformance.implementations.discovery.functions.one_input import OneInput, of_one_input
 from attention_conformance.implementations.discovery.functions.one_key_head import OneKeyHead, with_key_heads
@@ -104,8 +104,6 @@ if TYPE_CHECKING:
 torch = optional("torch")
 ARRAYS_LACK = "'numpy.ndarray' object has no attribute"
 """The error of a function that does not work on NumPy arrays; its error for tensors is more useful."""
-PUBLISHED_FLAG = "is_causal"
-"""The flag of torch and JAX, whose triangle starts top left; other names promise no corner."""
 ALWAYS = EVERYWHERE | {Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}
 """What every function of query, key and value is assumed to offer, unless a call shows that it does not."""
 
@@ -130,8 +128,10 @@ def function_candidate(
         return _usual_candidate(name, function, settings, device, premises)
     from attention_conformance.implementations.discovery.functions.laid_out import attends_elsewhere
     from attention_conformance.implementations.discovery.functions.merged_heads import with_plain_output
+    from attention_conformance.implementations.discovery.functions.needed_slopes import with_needed_slopes
 
-    if (needed := with_needed_tables(function)) is not None:
+    function = with_needed_slopes(function) or function
+    if (needed := with_what_is_needed(function)) is not None:
         made = function_candidate(name, needed, settings, device, premises)
         return replace(made, about=f"{made.about}; {needed.about}", stated=(*made.stated, needed.about))
     function = with_plain_output(function, device)
@@ -205,7 +205,7 @@ def _usual_candidate(
     check, ignored = without_ignored(check, options)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *lengths, *ignored]
-    promised = options.spelled.get("is_causal") == PUBLISHED_FLAG and not states_bottom_right(whole)
+    promised = options.spelled.get("is_causal") == PUBLISHED_FLAG and not chooses_corner(whole)
     if not interface and not promised and "causal-alignment" not in settings:
         check = corner_as_seen(check)
     given = any("row" in key for key in (*settings, *documented))

@@ -26,7 +26,13 @@ class OneKeyHead:
         return signature_of(self.function)
 
     def __call__(self, query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
-        """The function's answer."""
+        """The function's answer.
+
+        Raises:
+            ValueError: there are more heads of keys.
+        """
+        if key.shape[1] != 1 or value.shape[1] != 1:
+            raise ValueError("there is one head of keys and values, and no axis of heads")
         return self.function(query, key[:, 0], value[:, 0], *others, **options)
 
 

@@ -20,6 +20,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     Size,
     compared,
     size_of,
+    texts_compared,
 )
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, constructor
 from attention_conformance.implementations.discovery.modules.file_sizes import sizes_in_file
@@ -37,10 +38,12 @@ WIDTHS = {"dim", "size", "width", "features", "channels", "units", "embed", "emb
 """Words in the names of widths: of one head perhaps, and of any."""
 RANKS = {"rank", "latent"}
 """Words in the names of widths of what is projected twice; as wide as the inputs, one of both can be the identity."""
-OF_WINDOWS = {"window", "resolution"}
+OF_WINDOWS = {"window", "resolution", "ws"}
 """Words in the names of the sides of windows and images."""
 OF_MODES = {"self", "cross", "encoder"}
 """Words in the names of flags for what a module attends to."""
+OF_WAYS = {"impl", "implementation", "backend", "kernel", "attention", "attn"}
+"""Words in the names of texts for how something is computed."""
 MOST_WORDS = {"max", "maximum"}
 """Words in the names of numbers of tokens, where they state nothing else."""
 
@@ -62,6 +65,7 @@ def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
         yield (first := replace(first, lenient=True))
     if first is not None:
         yield from (replace(first, options={**first.options, flag: True}) for flag in _modes(kind))
+        yield from (replace(first, options={**first.options, **given}) for given in _ways(kind))
     if first is None or not (first.settings or first.named):
         yield from (each for each in islice(_tried(kind), MOST) if first is None or each.sizes != first.sizes)
     if refused is not None:
@@ -75,6 +79,14 @@ def _modes(kind: type[nn.Module]) -> list[str]:
     return sorted(found, key=lambda name: "self" in words_of(name))
 
 
+def _ways(kind: type[nn.Module]) -> Iterator[dict[str, str]]:
+    """Other texts for what is computed how, which its code compares with what it is by default, one at a time."""
+    for parameter in of_constructor(kind).parameters.values():
+        if type(parameter.default) is str and words_of(parameter.name) & OF_WAYS:
+            others = texts_compared(kind, parameter.name)
+            yield from ({parameter.name: text} for text in others if text != parameter.default)
+
+
 def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
     parameters = [p for p in of_constructor(kind).parameters.values() if not is_variadic(p)]
     in_file = sizes_in_file(kind)
@@ -82,17 +94,19 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
     texts = {p.name: text for p in parameters if required(p) and isinstance(text := compared(kind, p.name), str)}
     choices = {p.name: possible for p in parameters if p.name not in texts and (possible := _choices(p))}
     for chosen in product(*choices.values()):
-        sizes = dict(zip(choices, chosen, strict=True))
+        sizes = {name: size for name, size in zip(choices, chosen, strict=True) if size is not None}
         counted = {*sizes.values(), *in_file.values()}
         if Size.WIDTH in counted | ({Size.WIDTH} if Size.HEAD_WIDTH in counted and not in_file else set()):
             others = {n: s for n, s in in_file.items() if s not in sizes.values()}
-            guessed = tuple(n for n, possible in choices.items() if possible is GUESSES and sizes[n] in GUESSES[1:3])
+            guessed = tuple(
+                n for n, possible in choices.items() if possible is GUESSES and sizes.get(n) in GUESSES[1:3]
+            )
             made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed, options=texts)
             yield replace(made, tokens=SQUARE) if counted & {*SQUARES} else made
 
 
-def _choices(parameter: Parameter) -> tuple[Size, ...]:
-    """What it may count; nothing where it may be left out."""
+def _choices(parameter: Parameter) -> tuple[Size | None, ...]:
+    """What it may count, None where it may be left out as well; nothing where it is left out."""
     size, words = size_of(parameter.name), words_of(parameter.name)
     short = size is Size.LENGTH and type(parameter.default) is int and 0 < parameter.default < LONGEST
     if size in (Size.LENGTH, Size.FLAG) and not required(parameter) and not short:
@@ -107,7 +121,9 @@ def _choices(parameter: Parameter) -> tuple[Size, ...]:
     if size is not None or parameter.name in GROUPS:
         return (size or Size.HEADS,)
     if not required(parameter):
-        return ()
+        of_number = {Size.WINDOW_SIDE: OF_WINDOWS, Size.WIDTH: RANKS} if type(parameter.default) is int else {}
+        found = [each for each, names in of_number.items() if words & names]
+        return (None, *found) if found else ()
     if words & OF_WINDOWS:
         return (*WINDOWS, Size.LENGTH)
     if words & ROTARY:

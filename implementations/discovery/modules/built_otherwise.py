@@ -11,7 +11,7 @@ from itertools import islice
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructor_names import size_of
-from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor
+from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor
 
@@ -45,7 +45,7 @@ def _built(make: Constructor, options: list[inspect.Parameter]) -> Iterator[tupl
     for option in sorted(options, key=lambda p: p.default is True):
         for value in _values(make, option):
             other = replace(make, options={**make.options, option.name: value})
-            if safe_call(partial(other, WIDTH, other.heads)).value is not None:
+            if safe_call(partial(other, other.width, other.heads)).value is not None:
                 yield f"built with {option.name}={value!r}", other
                 break
 

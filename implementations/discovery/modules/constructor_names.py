@@ -233,9 +233,14 @@ def of_part(name: str) -> str:
 
 def compared(kind: Any, name: str) -> object:
     """What an unknown name may be: the first text that the code of a class compares it with, or else False."""
+    return next(iter(texts_compared(kind, name)), False)
+
+
+def texts_compared(kind: Any, name: str) -> list[str]:
+    """The texts that the code of a class compares a name with, each once."""
     text = safe_call(lambda: inspect.getsource(kind)).value or ""
-    found = re.search(rf"\b{name}\s*(?:==|in)\s*[\[({{]?\s*([\"'])([\w-]+)\1", text)
-    return found.group(2) if found else False
+    found = re.finditer(rf"\b{name}\s*(?:==|in)\s*[\[({{]?\s*([\"'])([\w-]+)\1", text)
+    return list(dict.fromkeys(each.group(2) for each in found))
 
 
 def settings_parameter(signature: inspect.Signature) -> str:

@@ -53,8 +53,9 @@ from attention_conformance.implementations.discovery.vocabulary import HEAD_COUN
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 
-WIDTH, HEADS = 12, 3
-"""Sizes of the instances that are built to look at their parameters."""
+LOOKS = ((12, 3), (24, 3), (32, 4), (64, 4), (128, 4), (256, 4))
+"""Widths and numbers of heads of the instances that are built to look at their parameters: the first not refused."""
+WIDTH, HEADS = LOOKS[0]
 CONSTRUCTOR_OPTIONS: Mapping[str, Option] = {
     "num_kv_heads": Option(
         GROUPS,
@@ -96,6 +97,7 @@ class Constructor:
         kv_heads: of keys and values, where it always has so many; 0: as many as those of queries, or as it is told.
         grouped: whether its object of settings states how many these are.
         dropping: whether its rates of dropout are other ones than 0 once it is built.
+        look: the width and the number of heads of an instance that is built to look at it.
     """
 
     kind: Callable[..., nn.Module]
@@ -118,6 +120,7 @@ class Constructor:
     kv_heads: int = 0
     grouped: bool = False
     dropping: bool = False
+    look: tuple[int, int] = LOOKS[0]
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
@@ -200,7 +203,12 @@ class Constructor:
     @property
     def heads(self) -> int:
         """Of an instance that is built to look at it."""
-        return 1 if self.one_head else HEADS
+        return 1 if self.one_head else self.look[1]
+
+    @property
+    def width(self) -> int:
+        """Of an instance that is built to look at it."""
+        return self.look[0]
 
     @property
     def constructs(self) -> Callable[[int, int], object] | None:
@@ -297,15 +305,23 @@ def _counts_heads(name: str) -> bool:
     return name in HEAD_COUNTS or ("head" in name.lower() and not widths)
 
 
+def looked_at(make: Constructor) -> Iterator[Constructor]:
+    """The same, at each of `LOOKS` that no statement of its own refuses as it is built; at least at the first."""
+    looks = (replace(make, look=look) for look in LOOKS)
+    accepted = (each for each in looks if not safe_call(partial(each, each.width, each.heads)).refused)
+    yield next(accepted, make)
+    yield from accepted
+
+
 def built(make: Constructor, **widths: int) -> nn.Module:
     """An instance of small sizes.
 
     Raises:
         TargetError: it cannot be built.
     """
-    outcome = safe_call(lambda: make(WIDTH, make.heads, **widths))
+    outcome = safe_call(lambda: make(make.width, make.heads, **widths))
     if outcome.value is None:
-        sizes = ", ".join(f"{n}={x}" for n, x in {"embed_dim": WIDTH, "num_heads": make.heads, **widths}.items())
+        sizes = ", ".join(f"{n}={x}" for n, x in {"embed_dim": make.width, "num_heads": make.heads, **widths}.items())
         raise TargetError(f"it cannot be built with {sizes}: {outcome.error}")
     return outcome.value
 

@@ -64,4 +64,12 @@ def without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> tu
     ignored = {f for f, case in features.items() if f not in raising and not promised and check.ignores(case)}
     lost = {NO_EFFECT: ignored, RAISES: raising}
     notes = [unclaimed(", ".join(sorted(names)), why) for why, names in lost.items() if names]
-    return check.without(ignored | raising), notes
+    return _without_refused_flag(check.without(ignored | raising), notes)
+
+
+def _without_refused_flag(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck, list[str]]:
+    """The check without a causal flag that a statement of its own refuses, whatever its name promises, and a note."""
+    outcome = check.run(CAUSAL) if Feature.CAUSAL in check.claims else None
+    if outcome is None or not outcome.refused:
+        return check, notes
+    return check.without({Feature.CAUSAL}), [*notes, unclaimed(Feature.CAUSAL, outcome.error)]

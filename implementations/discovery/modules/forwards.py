@@ -30,6 +30,7 @@ from attention_conformance.implementations.discovery.modules.neutrals import (
     words_of,
 )
 from attention_conformance.implementations.discovery.modules.single_samples import each_sample_alone
+from attention_conformance.implementations.discovery.modules.spatial import SPATIAL, channels_last
 from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
@@ -61,12 +62,8 @@ LISTED = (INPUTS, ("query", "value", "key"), ("value", "key", "query"))
 """The orders in which such a list may come."""
 MOST_TABLES = 200
 """Combinations of what is given so that it changes nothing."""
-SPATIAL: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
-    1: lambda x: x.transpose(1, 2).contiguous(),
-    2: lambda x: x.transpose(1, 2).unsqueeze(-1).contiguous(),
-    3: lambda x: x.unsqueeze(2),
-}
-"""An input (B, L, E) in the layouts of `ModuleCall.spatial`."""
+MOST_NEEDED = 8
+"""Those of what may be left out, by its default."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,8 @@ class ModuleCall:
         each_sample: whether it takes one sample at a time, (L, E).
         listed: whether it takes its inputs in one list.
         resets: its method that empties a cache which it holds, called before each call; empty for none.
-        spatial: where its layout is another one: 1 for (B, E, L), 2 for (B, E, L, 1), 3 for (B, L, 1, E).
+        spatial: where its layout is another one: 1 for (B, E, L), 2 for (B, E, L, 1), 3 for (B, L, 1, E), 4 for a
+            square of tokens, (B, L ** 0.5, L ** 0.5, E).
     """
 
     inputs: int = 3
@@ -192,8 +190,8 @@ class ModuleCall:
             call = partial(_output_first, call, self.part)
         if self.spatial:
             linear = bool(self.tap) and isinstance(module.get_submodule(self.tap), nn.Linear)
-            last = linear or self.spatial == 3
-            call = partial(_channels_last, call, last)
+            last = linear or self.spatial > 2
+            call = partial(channels_last, call, last)
         return (lambda: _batch_first(call())) if self.length_first else call
 
     def _options(self, given: Tensors, problem: Problem) -> dict[str, Any]:
@@ -235,15 +233,6 @@ def _batch_first(answer: Any) -> Any:
     return answer.transpose(0, 1) if isinstance(answer, torch.Tensor) and answer.ndim > 1 else answer
 
 
-def _channels_last(call: Callable[[], Any], already: bool) -> Any:
-    """The answer with the output as (B, L, E); `already` states that it has its channels last."""
-    answer = call()
-    output = answer[0] if isinstance(answer, tuple) else answer
-    if isinstance(output, torch.Tensor) and output.ndim > 2:
-        output = output.flatten(1, -2) if already else output.flatten(2).transpose(1, 2)
-    return (output, *answer[1:]) if isinstance(answer, tuple) else output
-
-
 def _output_first(call: Callable[[], Any], part: int) -> Any:
     parts = parts_of(call())
     return (parts[part], *parts[:part], *parts[part + 1 :])
@@ -254,6 +243,10 @@ def _alone(call: Callable[[], Any]) -> Any:
     if any(isinstance(part, torch.Tensor) for part in parts_of(answer)[1:]):
         raise ValueError("it returned weights that were not wanted")
     return answer
+
+
+class OwnRefusalError(TargetError):
+    """A statement of its own raises as it is called: other sizes may be what it takes."""
 
 
 def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleCall]:
@@ -315,8 +308,12 @@ def _is_context(name: str) -> bool:
     return _is_input(name) and bool(words & OF_KEYS or {"key", "value"} <= words or role(name) == "key")
 
 
-def with_needed(calls: Sequence[ModuleCall]) -> Iterator[ModuleCall]:
-    """The calls with a mask, or with positions, for a module that needs them, though they may be left out."""
+def with_needed(calls: Sequence[ModuleCall], kind: Any) -> Iterator[ModuleCall]:
+    """The calls with tables, a mask, or positions, for a module that needs them, though they may be left out."""
+    whole = [p for p in inspect.signature(kind.forward).parameters.values() if p.default is None]
+    names = [p.name for p in whole if words_of(p.name) & TABLE_WORDS and p.name not in KNOWN_NAMES]
+    for call, neutral in product(calls, islice(combined(names), MOST_NEEDED) if names else ()):
+        yield replace(call, tables={**call.tables, **neutral})
     several = [combination for combination in product((None, Neutral.PLACES), (None, *MASKS)) if any(combination)]
     for call, given in product(calls, sorted(several, key=lambda each: None not in each)):
         own = [call.options.named.spelled.get(option, "") for option in ("query_positions", "bool_mask")]
@@ -379,7 +376,8 @@ def settled(
     if outcome.error and any_error:
         return call  # it may take half types only
     if outcome.error:
-        raise TargetError(f"its forward cannot be called: {outcome.error}")
+        kind = OwnRefusalError if outcome.refused else TargetError
+        raise kind(f"its forward cannot be called: {outcome.error}")
     shapes = [tuple(getattr(part, "shape", ())) for part in parts_of(outcome.value)]
     first = (2, tokens)
     places = [at for at, shape in enumerate(shapes) if shape[:2] == first and len(shape) == 3 and shape[2] != tokens]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import torch
 
@@ -16,8 +17,8 @@ from attention_conformance.spec.cases import Case
 
 TRIED = ((1, 1), (1, 2), (2, 3), (3, 5), (4, 7), (5, 2))
 """Numbers of heads and their widths."""
-FURTHER = 64
-"""So many widths are tried, from that of a case on."""
+FURTHER, MORE_HEADS = 64, 4
+"""So many widths, and further numbers of heads, are tried, from those of a case on."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,22 @@ class HeadSizes:
     seen: dict[tuple[int, int], str] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(self, case: Case) -> Case | Unsupported:
-        """The case with the next width of heads that is not refused."""
+        """The case with the next width of heads that is not refused, or else with the next number of them."""
         fitted = self.own(case)
         if isinstance(fitted, Unsupported):
             return fitted
         heads, least = fitted.sizes.num_heads, fitted.sizes.d_k
-        for width in range(least, least + FURTHER):
-            wider = self.own(fitted.sized(d_k=width, d_v=width if fitted.sizes.d_v == least else fitted.sizes.d_v))
-            if isinstance(wider, Case) and wider.sizes.d_k == width and not self.refusal(heads, width):
+        for number, width in product(self._numbers(fitted), range(least, least + FURTHER)):
+            sized = fitted.sized(d_k=width, d_v=width if fitted.sizes.d_v == least else fitted.sizes.d_v)
+            wider = self.own(sized if number == heads else sized.sized(num_heads=number))
+            if isinstance(wider, Case) and wider.sizes.d_k == width and not self.refusal(number, width):
                 return wider
         return Unsupported(f"refuses {heads} heads: {self.refusal(heads, least)}")
+
+    def _numbers(self, case: Case) -> range:
+        """The numbers of heads that may be tried: its own alone where fewer heads of keys are shared."""
+        heads = case.sizes.num_heads
+        return range(heads, heads + 1 + (MORE_HEADS if heads > 1 and not case.sizes.num_kv_heads else 0))
 
     def refusal(self, heads: int, width: int) -> str:
         """The exception that a statement of its own raises as it is built or called; empty if none does."""

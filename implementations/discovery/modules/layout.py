@@ -12,7 +12,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.one_key_head import with_key_heads
 from attention_conformance.implementations.discovery.modules.bare import Inputs
 from attention_conformance.implementations.discovery.modules.constructor_names import longest
-from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built
+from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.module_masks import fit_form
 from attention_conformance.implementations.discovery.modules.parameters import patterns
@@ -20,15 +20,17 @@ from attention_conformance.implementations.discovery.probe import HALF
 from attention_conformance.spec.cases import Case
 
 
-def length_first(module: nn.Module, answer: Callable[[nn.Module, Inputs], torch.Tensor], tokens: int) -> bool:
+def length_first(
+    module: nn.Module, answer: Callable[[nn.Module, Inputs], torch.Tensor], tokens: int, width: int
+) -> bool:
     """Whether its layout is (L, B, E): as its attribute states, or else as no sample depends on another."""
     if isinstance(batch_first := getattr(module, "batch_first", None), bool):
         return not batch_first
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, tokens, WIDTH, generator=generator)
+    x = torch.randn(3, tokens, width, generator=generator)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) / WIDTH**0.5)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / width**0.5)
         module.eval()
         outcome = safe_call(lambda: not _independent(module, x, answer, 0) and _independent(module, x, answer, 1))
     return bool(outcome.value)  # where it raises, a later call reports the error
@@ -83,7 +85,7 @@ def usual_fit(call: ModuleCall, kv_heads: int) -> Callable[[Case], Case | Unsupp
 def fit_of_heads(make: Constructor, claims: Claims) -> Callable[[Case], Case | Unsupported]:
     """The fit of the claims, without one head where the module then has other parameters, such as no projection."""
     with torch.random.fork_rng(devices=[]):
-        one, several = (safe_call(partial(make, WIDTH, heads)).value for heads in (1, 3))
+        one, several = (safe_call(partial(make, make.width, heads)).value for heads in (1, make.heads))
     if make.one_head or (one is not None and several is not None and _held(make, one) == _held(make, several)):
         return claims.fit
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
-from itertools import islice
+from itertools import chain, islice
 
 import torch
 from torch import nn
@@ -16,9 +16,11 @@ from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.attempts import attempts
 from attention_conformance.implementations.discovery.modules.bare import around, tap_of
-from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built
+from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
+from attention_conformance.implementations.discovery.modules.constructors import Constructor, built, looked_at
 from attention_conformance.implementations.discovery.modules.forwards import (
     ModuleCall,
+    OwnRefusalError,
     forward_calls,
     settled,
     with_context,
@@ -45,6 +47,8 @@ KEY_WIDTH, VALUE_WIDTH = 10, 11
 """Widths of an instance that is built to look at its parameters."""
 MOST_CALLS, MOST_FORMS = 24, 12
 """Ways to call a module, and all in all, that are tried."""
+FEW_CALLS = 4
+"""Ways to call it that are tried at other sizes than the first."""
 Form = tuple[Constructor, ModuleCall, Variant | None]
 """How it is built, with its places, how it is called, and the variant of attention as which it then answers."""
 
@@ -79,9 +83,9 @@ def refuse_small_heads(make: Constructor, call: ModuleCall) -> None:
     """
     with torch.random.fork_rng(devices=[]):
         module = in_mode(built(make), False)
-        outcome = safe_call(lambda: call.plain(module, [torch.randn(2, make.tokens, WIDTH)] * 3, make.heads))
+        outcome = safe_call(lambda: call.plain(module, [torch.randn(2, make.tokens, make.width)] * 3, make.heads))
     if outcome.error:
-        width = WIDTH // make.heads
+        width = make.width // make.heads
         raise TargetError(f"what it does is unknown, as heads of {width} components raise {outcome.error}: {REMEDY}")
 
 
@@ -107,14 +111,22 @@ def _every_form(makes: Iterator[Constructor], calls: list[ModuleCall], refused: 
 def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
     """The forms for one way to build it, with masks or positions given only where it raises without.
 
+    At other sizes only where a statement of its own refuses the first ones.
+
     Raises:
         TargetError: there is none.
     """
     refused: TargetError | None = None
-    needed = list(islice(with_needed(calls), MOST_CALLS))
-    for several, any_error in ((calls, False), (needed, False), (calls[:1], len(calls) == 1)):
+    needed = list(islice(with_needed(calls, make.kind), MOST_CALLS))
+    looks = looked_at(make)
+    first = next(looks)
+    attempts = [(first, calls, False), (first, needed, False)]
+    further = ((look, few, False) for look in looks for few in (calls[:FEW_CALLS], needed[:FEW_CALLS]))
+    for look, several, any_error in chain(attempts, further, [(first, calls[:1], len(calls) == 1)]):
+        if look is not first and not isinstance(refused, OwnRefusalError):
+            continue
         try:
-            return (yield from _forms_of(make, several, any_error))
+            return (yield from _forms_of(look, several, any_error))
         except TargetError as error:
             refused = _telling(refused, error)
     assert refused is not None
@@ -167,33 +179,38 @@ def _answering(call: ModuleCall, make: Constructor, module: nn.Module, any_error
         TargetError: it raises in each.
     """
     try:
-        return (yield settled(call, module, WIDTH, make.heads, make.tokens))
+        return (yield settled(call, module, make.width, make.heads, make.tokens))
     except TargetError as error:
         refused = error
     answered = False
     others = [replace(call, length_first=True)] if call.tables else []  # as many rows as tokens
-    others += [replace(call, each_sample=True), *(replace(call, spatial=axes) for axes in (2, 1, 3))]
+    others += [
+        replace(call, each_sample=True),
+        *(replace(call, spatial=axes) for axes in (2, 1, 3, *([4] if make.window in SQUARES else []))),
+    ]
     for other in others:
         if other.each_sample and _has_convolutions(module):
             continue
         with suppress(TargetError):
-            yield settled(other, module, WIDTH, make.heads, make.tokens)
+            yield settled(other, module, make.width, make.heads, make.tokens)
             answered = True
     if not answered and not any_error:
         raise refused
     if not answered:
-        yield settled(call, module, WIDTH, make.heads, make.tokens, any_error)
+        yield settled(call, module, make.width, make.heads, make.tokens, any_error)
 
 
 def norms_inside(make: Constructor, call: ModuleCall) -> FoundNorm | None:
     """The norms of queries and keys that have been taken out, if they are known ones behind the projections."""
     with torch.random.fork_rng(devices=[]):
         module = built(replace(make, left_out=()))
-    found = query_key_norms(module, make.heads, WIDTH)
+    found = query_key_norms(module, make.heads, make.width)
     if found is None or not {*found.paths} <= {*make.left_out}:
         return None
-    tokens = torch.full((1, make.tokens, WIDTH), ALIKE)
-    return as_called(found, in_mode(module, False), lambda inside: call.plain(inside, (tokens,) * 3, make.heads), WIDTH)
+    tokens = torch.full((1, make.tokens, make.width), ALIKE)
+    return as_called(
+        found, in_mode(module, False), lambda inside: call.plain(inside, (tokens,) * 3, make.heads), make.width
+    )
 
 
 def _named(make: Constructor, module: nn.Module) -> TargetError | None:
@@ -204,9 +221,9 @@ def _named(make: Constructor, module: nn.Module) -> TargetError | None:
     """
     wide = built(make, kdim=KEY_WIDTH, vdim=VALUE_WIDTH) if make.widths else None
     try:
-        check_parameters(module, (WIDTH,) * 3)
+        check_parameters(module, (make.width,) * 3)
         if wide is not None:
-            check_parameters(wide, (WIDTH, KEY_WIDTH, VALUE_WIDTH))
+            check_parameters(wide, (make.width, KEY_WIDTH, VALUE_WIDTH))
     except TargetError as error:
         return error
     return None
@@ -225,11 +242,11 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
             key, value = (torch.cat([x, x], 1) for x in (key, value))
         return call.plain(module, (query, key, value), make.heads)
 
-    if call.unread and call.reads(in_mode(built(make), False), WIDTH, make.heads, make.tokens):
+    if call.unread and call.reads(in_mode(built(make), False), make.width, make.heads, make.tokens):
         raise UnknownFormError(f"what its {call.unread!r} is, is unknown: {REMEDY}")
     if not call.optional and not call.length_first:
-        call = replace(call, length_first=length_first(built(make), answer, make.tokens))
-    reading = read(in_mode(built(make), False), answer, call.inputs, WIDTH, make.heads, make.tokens)
+        call = replace(call, length_first=length_first(built(make), answer, make.tokens, make.width))
+    reading = read(in_mode(built(make), False), answer, call.inputs, make.width, make.heads, make.tokens)
     if call.spatial and (reading is None or reading.variant is None) and not _has_convolutions(built(make)):
         raise UnknownFormError(f"its layout is unknown: {REMEDY}")
     if make.guessed and (reading is None or reading.variant is None):
@@ -243,7 +260,7 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
         raise refused
     if reading is not None and (refused is not None or not usual):
         make = replace(make, places=reading.places, held=reading.held, widths=False, kv_heads=reading.kv_heads)
-    call = replace(call, tap=tap_of(built(make), _last_layer(make), answer, WIDTH, make.tokens))
+    call = replace(call, tap=tap_of(built(make), _last_layer(make), answer, make.width, make.tokens))
     return make, call, None if reading is None else reading.variant
 
 
@@ -254,7 +271,7 @@ def _has_convolutions(module: nn.Module) -> bool:
 
 def _all_named(make: Constructor, held: Mapping[str, str]) -> bool:
     """Whether the names of all parameters that are not held state what they hold."""
-    every = (s for s in slots(built(make), WIDTH, make.heads) if s.pattern not in held)
+    every = (s for s in slots(built(make), make.width, make.heads) if s.pattern not in held)
     return all(roles_of(slot) for slot in every if not slot.is_bias)
 
 

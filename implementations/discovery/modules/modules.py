@@ -48,7 +48,7 @@ from attention_conformance.implementations.discovery.extras import (
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
-from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built, with_groups
+from attention_conformance.implementations.discovery.modules.constructors import LOOKS, Constructor, built, with_groups
 from attention_conformance.implementations.discovery.modules.dropping import RATE, with_dropout
 from attention_conformance.implementations.discovery.modules.flag_masks import without_flags, without_swallowed
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
@@ -138,7 +138,7 @@ class ModulePlan:
         assert self.norms is not None
         make, claims = self.make.with_norms(self.norms), self.check.claims
         always = self.norms.always(claims.premises)
-        conventions = self.norms.claimed(claims.conventions, self.norms.spanning(WIDTH, make.heads))
+        conventions = self.norms.claimed(claims.conventions, self.norms.spanning(make.width, make.heads))
         check = replace(
             self.check,
             adapt=partial(module_run, make, evaluating=self.evaluating),
@@ -186,6 +186,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         ),
         device,
     ).in_first_dtype()
+    if make.look != LOOKS[0] and not has_published_interface(kind):
+        check, _ = with_head_sizes(make, call, check)
     if conventions.default_scale is DefaultScale.ONE:
         check = check.stating("its scores are not scaled")
     make = with_narrow_window(make, lambda each: replace(check, adapt=partial(module_run, each)))
@@ -238,7 +240,7 @@ def _unless_only(call: ModuleCall, other: ModuleCall, check: ClaimCheck, case: C
 
 OF_A_CACHE = {"start", "cache", "past"}
 """Words in the names of what is given so that a cache is used."""
-LAYOUTS = ("(B, L, E)", "(B, E, L)", "(B, E, H, W)", "(B, H, W, E)")
+LAYOUTS = ("(B, L, E)", "(B, E, L)", "(B, E, H, W)", "(B, H, W, E)", "(B, H, W, E)")
 """Of inputs, by `ModuleCall.spatial`."""
 DROPPING = {Feature.DROPOUT, Feature.EVALUATION}
 

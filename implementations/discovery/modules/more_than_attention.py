@@ -8,7 +8,7 @@ import torch
 
 from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built
+from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.parameters import find_places, names_of
 from attention_conformance.implementations.discovery.modules.query_key_norms import role_of
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -31,7 +31,7 @@ def refuse_more_than_attention(make: Constructor, call: ModuleCall) -> None:
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         module = in_mode(built(make), False)
-        x = torch.linspace(-1.0, 1.0, 2 * make.tokens * WIDTH).view(2, make.tokens, WIDTH)
+        x = torch.linspace(-1.0, 1.0, 2 * make.tokens * make.width).view(2, make.tokens, make.width)
         answer = safe_call(lambda: call.plain(module, (x, x, x), make.heads)).value
         if not isinstance(answer, torch.Tensor) or answer.shape != x.shape or make.tokens < 2:
             return

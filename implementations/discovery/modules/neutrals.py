@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import product
-from math import prod
+from math import isqrt, prod
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ class Neutral(StrEnum):
     HEAD_BIAS = "zeros (H, d)"
     HEADS_ADDED = "zeros (H, Lq, Lk)"
     SHARED_ADDED = "zeros (Lq, Lk)"
+    SIDE = "the side of the square of tokens"
 
     def given(self, x: torch.Tensor, key: torch.Tensor, heads: int) -> Any:
         """It for the inputs of query and key, (B, L, width)."""
@@ -70,6 +71,8 @@ class Neutral(StrEnum):
         match self:
             case Neutral.NONE | Neutral.FALSE | Neutral.ZERO:
                 return {"None": None, "False": False, "0": 0}[self]
+            case Neutral.SIDE:
+                return isqrt(length)
             case Neutral.TURNS:
                 return torch.ones(length, width // 2, dtype=torch.complex64, device=x.device)
             case Neutral.PAIRS:
@@ -126,6 +129,8 @@ MASKS = (
     *(Neutral.SEEN, Neutral.NOT_HIDDEN, Neutral.SEEN_SHARED, Neutral.NOT_HIDDEN_SHARED, Neutral.KEYS_SEEN),
     *(Neutral.OF_KEYS_SEEN, Neutral.OF_KEYS_NOT_HIDDEN, Neutral.FULL_SEEN, Neutral.ADDED),
 )
+SIDES = {"h", "w", "height", "width", "hw"}
+"""Names of the sides of an image."""
 OTHERS = (Neutral.NONE, Neutral.FALSE, Neutral.ZERO)
 ROTARY_WORDS = {"freqs", "freq", "cis", "rope", "rotary", "rot", "cos", "sin"}
 TABLE_WORDS = ROTARY_WORDS | {"embeddings", "embedding", "embed", "emb", "pe"}
@@ -153,6 +158,8 @@ def neutrals(name: str) -> tuple[Neutral, ...]:
         return COSINES
     if "sin" in words and "cos" not in words:
         return SINES
+    if name.lower() in SIDES:
+        return Neutral.NONE, Neutral.SIDE
     if words & IDS:
         return Neutral.ZERO, Neutral.NONE, Neutral.FALSE
     if "bias" in words:

@@ -115,6 +115,12 @@ def _counts_heads(parameter: inspect.Parameter) -> bool:
     return size_of(parameter.name) is Size.HEADS
 
 
+def _is_a_number(parameter: inspect.Parameter) -> bool:
+    """Whether its default is a number of its own: no flag, and none that multiplies nothing."""
+    default = parameter.default
+    return isinstance(default, int | float) and not isinstance(default, bool) and default not in (0, 1)
+
+
 def _built(kind: Callable[..., Any], width: int, heads: int) -> Any:
     """It, for this width of a head and so many heads; in evaluation mode where its rate of dropout is fixed.
 
@@ -130,7 +136,7 @@ def _built(kind: Callable[..., Any], width: int, heads: int) -> Any:
             continue
         if parameter.name == settings:
             given[settings] = settings_of(kind, settings, width * heads, heads, lenient=True)
-        elif required(parameter) and name in OPTIONS["scale"].parameters:
+        elif name in OPTIONS["scale"].parameters and (required(parameter) or _is_a_number(parameter)):
             given[parameter.name] = width**-0.5
         elif size_of(name) is Size.RATE:
             given[parameter.name] = 0.0

@@ -22,7 +22,7 @@ from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.modules.bare import POSITIONS
 from attention_conformance.implementations.discovery.modules.bias_tables import tables_of
 from attention_conformance.implementations.discovery.modules.built_otherwise import turned_on
-from attention_conformance.implementations.discovery.modules.constructors import WIDTH, Constructor, built
+from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.left_out import never_given
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
@@ -186,7 +186,7 @@ def _head_axes(make: Constructor) -> HeadAxes | None:
     """Which axes of its parameters count heads, seen where it is built with other numbers of them; None if unknown."""
     if make.kv_heads or make.grouped or make.one_head:
         return None
-    outcomes = {heads: safe_call(partial(make, 2 * WIDTH, heads)).value for heads in (2, 4)}
+    outcomes = {heads: safe_call(partial(make, 2 * make.width, heads)).value for heads in (2, 4)}
     one, other = outcomes.values()
     if one is None or other is None:
         return None
@@ -200,8 +200,8 @@ def _head_axes(make: Constructor) -> HeadAxes | None:
         owner = one.get_submodule(path.rpartition(".")[0])
         pairs = [*enumerate(zip(shape, shapes[1][path], strict=True))]
         inputs = {1} if isinstance(owner, nn.Linear) and len(shape) == 2 else set()
-        if any(2 * WIDTH in pair and axis not in inputs for axis, pair in pairs):
-            return None
+        if any(pair[0] % (2 * make.width) == 0 and axis not in inputs for axis, pair in pairs):
+            return None  # heads may lie in it, next to other things
         axes[path] = tuple(axis for axis, pair in pairs if pair == (2, 4))
     if any((2, 4) in zip(b.shape, dict(other.named_buffers())[n].shape, strict=False) for n, b in one.named_buffers()):
         return None
@@ -227,7 +227,7 @@ def _is_of_tokens(part: nn.Module, make: Constructor) -> bool:
     """Whether it certainly does the same with each token, wherever that is."""
     name = type(part).__name__.lower()
     if isinstance(part, nn.Linear):
-        return part.in_features in (WIDTH, WIDTH // make.heads)
+        return part.in_features in (make.width, make.width // make.heads)
     return "norm" in name and not any(word in name for word in (*OVER_TOKENS, *POSITIONS))
 
 

@@ -52,9 +52,10 @@ def take_samples(problem: Problem, samples: Array) -> Problem:
 
 
 def take_heads(problem: Problem, heads: Array) -> Problem:
-    """The op-level problem with only these heads, in this order."""
+    """The op-level problem with only these heads, in this order; a key head that all share stays."""
     assert problem.scope is Scope.OP
-    arrays = {name: problem.arrays()[name][:, heads] for name in ("query", "key", "value")}
+    whole = {name: problem.arrays()[name] for name in ("query", "key", "value")}
+    arrays = {name: array[:, heads] if array.shape[1] > 1 else array for name, array in whole.items()}
     mask = problem.attn_mask
     if mask is not None and mask.ndim == 4 and mask.shape[1] > 1:
         arrays["attn_mask"] = mask[:, heads]

@@ -13,7 +13,8 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.functions.functions import ALWAYS
 from attention_conformance.implementations.discovery.targets.loading import TargetError
-from attention_conformance.reference.expected import solve
+from attention_conformance.reference.expected import RETURNED
+from attention_conformance.reference.stacking import expected_answers
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
@@ -96,7 +97,7 @@ def assert_conforms(implementation: Implementation, dtype: str = "float32") -> N
             problem = problem.forward_only()
         if Feature.MASK_GRADIENT not in claims:
             problem = replace(problem, needs=tuple(n for n in problem.needs if n != "attn_mask"))
-        expected = solve(problem, claims.conventions).parts
+        expected = expected_answers(case, (dtype,), claims.conventions, Feature.GRADIENTS in claims, RETURNED)[dtype]
         result = implementation.run(problem.fresh(), "cpu")
         extras = [p for p in ("weights", "averaged_weights", "log_sum_exp") if Feature(p.replace("_", "-")) in claims]
         for part in ["output", *extras, *(f"gradients.{n}" for n in problem.needs)]:

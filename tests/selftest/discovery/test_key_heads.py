@@ -70,6 +70,12 @@ def test_what_presumes_a_key_head_for_each_head_is_not_asked(make: Make) -> None
     assert "heads.independent" in {verdict.clause for verdict in verdicts if verdict.status is Status.PASS}
 
 
+def test_a_function_whose_keys_have_no_axis_of_heads_is_not_given_several(make: Make) -> None:
+    names = ("relations.permute-heads", "gradients.shared-input", "grouped.whole-groups")
+    verdicts = run(make(RIGHT["a function"]), names, ("float32",))
+    assert {verdict.clause: verdict.status for verdict in verdicts} == dict.fromkeys(names, Status.PASS)
+
+
 def test_a_wrong_one_does_not_conform(make: Make) -> None:
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(make(FUNCTION.format(scale="key.shape[-2] ** -0.5")))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
 
 TURNED = """
@@ -116,7 +117,35 @@ class f(nn.Module):
         s = s if mask is None else s.masked_fill(~mask, -torch.inf)
         return self.c_proj((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
 """
+LEFT_OUT = """
+class f(nn.Module):
+    def __init__(self, n_embd, n_head, attn_impl="fast"):
+        super().__init__()
+        self.h, self.c_attn, self.c_proj = n_head, nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
+        self.attn_impl = attn_impl
+
+    def forward(self, x, freqs_cis=None):
+        if self.attn_impl == "fast":
+            raise RuntimeError("install what is fast")
+        q, k, v = (each.unflatten(-1, (self.h, -1)).transpose(1, 2) for each in self.c_attn(x).chunk(3, -1))
+        turns = freqs_cis[: x.shape[1]]
+        q, k = (torch.view_as_real(torch.view_as_complex(y.unflatten(-1, (-1, 2))) * turns).flatten(3) for y in (q, k))
+        s = q @ k.mT / math.sqrt({width})
+        if self.attn_impl == "plain":
+            return self.c_proj((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+TEMPERATE = """
+class f(nn.Module):
+    def __init__(self, scale=8):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, q, k, v):
+        return (q @ k.mT * self.scale * math.sqrt(q.shape[-1]) / math.sqrt({width})).softmax(-1) @ v
+"""
 EACH = {
+    "left out": LEFT_OUT,
+    "temperate": TEMPERATE,
     "matrices": TURNED,
     "freqs_cis": LIKE_LLAMA,
     "dout": WITH_GRADIENTS,
@@ -134,7 +163,26 @@ def test_what_is_needed_is_given(make: Make, text: str) -> None:
     assert_conforms(make(text.format(width="q.shape[-1]")), "float32")
 
 
-@pytest.mark.parametrize("name", [name for name in EACH if name not in ("text", "several")])
+@pytest.mark.parametrize("name", [name for name in EACH if name not in ("text", "several", "left out")])
 def test_a_wrong_one_is_accused(make: Make, name: str) -> None:
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(make(EACH[name].format(width="2 * q.shape[-1]")), "float32")
+
+
+SLOPES = """
+def f(q, k, v, alibi_slopes, causal=False):
+    if q.dtype not in ({dtypes}):
+        raise TypeError("unsupported")
+    far = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
+    bias = -alibi_slopes.float()[:, None, None] * (far + k.shape[1] - q.shape[1]).abs()
+    q, k, v = (x.transpose(1, 2).float() for x in (q, k, v))
+    return attend(q, k, v, bias, causal)[0].transpose(1, 2).to({answer})
+"""
+
+
+@pytest.mark.parametrize("dtypes", ["torch.float32, torch.bfloat16", "torch.bfloat16, torch.float16"])
+def test_slopes_that_have_to_be_given(make: Make, dtypes: str) -> None:
+    dtype = dtypes.rpartition("torch.")[2]
+    made = make(SLOPES.format(dtypes=dtypes, answer=f"torch.{dtype}"))
+    assert Feature.ALIBI in made.claims.features
+    assert_conforms(made, dtype)

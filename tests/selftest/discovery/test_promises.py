@@ -178,3 +178,12 @@ def test_functions_are_judged_in_autocast_and_vmap(
     made = make(f"import torch\n{FUNCTION}\n{body}")
     assert {Feature.AUTOCAST, Feature.VMAP} & made.claims.features == claimed
     assert failing(made, "modules.autocast", "modules.vmap") == failed
+
+
+def test_a_flag_that_is_refused_in_so_many_words_is_not_judged(make: Make) -> None:
+    refusing = COPY.replace(
+        "average_attn_weights=True):", "average_attn_weights=True, attn_mask=None, is_causal=False):"
+    ).replace("        flat =", "        assert not is_causal, 'set it in the constructor'\n        flat =")
+    made = make(refusing, "Copy")
+    assert Feature.CAUSAL not in made.claims
+    assert "causal not claimed: AssertionError: set it in the constructor" in made.about

@@ -124,6 +124,21 @@ def test_nothing_is_claimed_where_all_parts_are_known(make: Make) -> None:
     assert Feature.AS_BUILT not in make(gated("1", gate="None")).claims
 
 
+def test_heads_inside_a_wider_axis_are_not_moved(make: Make) -> None:
+    """What lies next to other things in one axis is not moved with the heads: where is unknown."""
+    text = """
+class f(nn.Module):
+    def __init__(self, dim, heads, r=4):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.lora_a, self.lora_b = nn.Linear(dim, r, bias=False), nn.Linear(r, 3 * dim, bias=False)
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in (self.qkv(x) + self.lora_b(self.lora_a(x))).chunk(3, -1))
+        return self.out(attend(q, k, v)[0].transpose(1, 2).flatten(2))
+"""
+    assert not is_caught(make, text)
+
+
 OPTIONAL = """
 class f(nn.Module):
     def __init__(self, dim, heads, qk_norm=False, gated=None):

@@ -145,6 +145,15 @@ def test_grouped_heads_meet_every_option() -> None:
         assert {level(case, name) for case in cases} == set(FACTORS[name]), name
 
 
+def test_a_case_with_other_sizes_and_options_is_another_case_with_known_fields() -> None:
+    case, sizes = Case(seed=3), Sizes(batch=5, d_k=9)
+    assert case.sized(batch=5, d_k=9) == replace(case, sizes=sizes)
+    assert hash(case.extended(softcap=2.0)) == hash(replace(case, extension=replace(NOTHING, softcap=2.0)))
+    assert case == Case(seed=3)
+    with pytest.raises(TypeError, match="Sizes has no field 'width'"):
+        case.sized(batch=5, width=9)
+
+
 @pytest.mark.parametrize("conventions", CONVENTIONS, ids=str)
 def test_combinations_are_few_and_leave_no_row_empty(conventions: Conventions) -> None:
     cases = combinations(anything, conventions)

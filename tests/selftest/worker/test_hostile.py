@@ -22,9 +22,7 @@ from attention_conformance.tests.report.verdict import FailureKind, Status, Verd
 from attention_conformance.tests.selftest.worker.detection_calls import detection_calls
 
 START = """
-import ctypes, os, signal, sys, threading, time
-import numpy as np
-import torch
+import os, sys, time
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 calls = 0

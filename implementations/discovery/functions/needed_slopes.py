@@ -1,0 +1,69 @@
+"""Functions that have to be given the slopes of ALiBi: without any they are given zeros, one for each head."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
+from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
+from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
+
+
+@dataclass(frozen=True)
+class NeededSlopes:
+    """A function whose slopes may be left out.
+
+    Attributes:
+        function: it.
+        slopes: its parameter that takes them, (H,).
+        axis: that of the heads in its query.
+    """
+
+    function: Callable[..., Any]
+    slopes: str
+    axis: int
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        own = signature_of(self.function)
+        inputs = [p.name for p in positional(own)[:3]]
+        named = [p if p.name in inputs else p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values()]
+        return own.replace(parameters=[p.replace(default=None) if p.name == self.slopes else p for p in named])
+
+    def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
+        """The function's answer."""
+        if options.get(self.slopes) is None:
+            options[self.slopes] = _zeros(query, query.shape[self.axis])
+        return self.function(query, key, value, **options)
+
+
+def _zeros(query: Any, heads: int) -> Any:
+    return torch.zeros(heads, device=query.device) if isinstance(query, torch.Tensor) else np.zeros(heads, np.float32)
+
+
+def with_needed_slopes(function: Callable[..., Any]) -> NeededSlopes | None:
+    """The function, given slopes of zero unless it is given others; None where it needs none, or is not called so."""
+    signature = safe_call(lambda: signature_of(function)).value
+    own = [] if signature is None else [p.name for p in signature.parameters.values() if required(p)][3:]
+    slopes = [name for name in own if KNOWN_NAMES.get(name) == "alibi_slopes"]
+    if own and own == slopes:
+        for axis in (1, 2):
+            made = NeededSlopes(function, slopes[0], axis)
+            if any(safe_call(partial(made, x, x, x)).value is not None for x in _inputs(axis)):
+                return made
+    return None
+
+
+def _inputs(axis: int) -> Iterator[Any]:
+    """Arrays of each kind and, of torch, dtype, with 3 heads on an axis."""
+    arrays = of_each_kind((2, 3, 5, 4) if axis == 1 else (2, 5, 3, 4))
+    yield from arrays
+    yield from (arrays[0].to(dtype) for dtype in (torch.float64, torch.bfloat16, torch.float16))
