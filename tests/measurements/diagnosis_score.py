@@ -110,8 +110,8 @@ def _result_of(name: str) -> Result:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--every", type=int, default=14, help="take each so many-th defect of the catalogue (14)")
-    parser.add_argument("--first", type=int, default=0, help="where to begin")
+    parser.add_argument("--every", type=int, default=20, help="take each so many-th defect of the catalogue (20)")
+    parser.add_argument("--first", type=int, default=5, help="where to begin (5)")
     parser.add_argument("--write", action="store_true", help=f"write {DIAGNOSIS.name}")
     options = parser.parse_args()
     start, made = time.perf_counter(), []
