@@ -16,7 +16,7 @@ from attention_conformance.implementations.defects import SCORE, Defect, catalog
 from attention_conformance.spec.cases import Case
 from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis, FailingCheck
 from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose
-from attention_conformance.tests.harness.explain.diagnosis.naming import Explanation
+from attention_conformance.tests.harness.explain.diagnosis.naming import RAISING, Explanation
 from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, Prober
 from attention_conformance.tests.harness.explain.diagnosis.probes import PROBES
 from attention_conformance.tests.harness.explain.diagnosis.scoring import scored
@@ -83,6 +83,8 @@ def _holds(defect: Defect, explanation: Explanation, checks: Sequence[FailingChe
     claimed = defect.implementation.claims.conventions
     seen = [each.without_empty_rows(claimed) for each in map(prober.observe, cases) if each is not None]
     failing, passing = ([each for each in seen if each.failing is kind] for kind in (True, False))
+    if explanation.rest == RAISING:  # it says that exceptions are something else
+        failing = [each for each in failing if each.got is not None]
     scores = [scored(hypothesis, failing, passing, claimed) for hypothesis in explanation.hypotheses]
     explained = {id(each) for score in scores for each in score.explained}
     at_once = len(scores) > 1  # where both show in one case, neither alone is its answer

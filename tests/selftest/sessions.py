@@ -27,6 +27,7 @@ import pytest
 
 from attention_conformance.implementations.api.contract import ExpectedFailure, Unsupported
 from attention_conformance.implementations.builtin.sdpa import TORCH_OPS
+from attention_conformance.spec.conventions import Alignment, Conventions
 
 MATH = next(i for i in TORCH_OPS if i.name == "torch.sdpa.math")
 MATH = replace(MATH, run=MATH.run.run)  # unwatched: to see its operators, torch imports its compiler
@@ -74,6 +75,7 @@ silent = candidate("silent", lambda problem, device: None)
 stops = candidate("stops", raising(KeyboardInterrupt()))
 shy = candidate("shy", fit=lambda case: Unsupported("rather not"))
 dies = candidate("dies", sudden)
+corner = candidate("corner", conventions=Conventions(causal_alignment=Alignment.BOTTOM_RIGHT))
 """
 
 

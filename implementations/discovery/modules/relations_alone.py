@@ -36,6 +36,8 @@ EVEN = (12, 8, 4, 6, 10)
 """Widths for what has names of its own."""
 MOST_MAKES, MOST_CALLS = 6, 12
 """Ways to build it, and to call it, that are tried."""
+MOST_NUMBERS = 2**22
+"""In the parameters of a module that is looked at."""
 NUMBERS = "its numbers"
 """What is not judged."""
 
@@ -74,8 +76,12 @@ def _runs(kind: type[nn.Module], device: str) -> Iterator[AsBuilt]:
 
 def _makes(kind: type[nn.Module]) -> Iterator[Constructor]:
     """Those that can be built at all."""
-    several = chain(_known(kind), _numbered(kind))
-    yield from (make for make in several if safe_call(partial(make, WIDTH, HEADS)).value is not None)
+    for make in chain(_known(kind), _numbered(kind)):
+        module = safe_call(partial(make, WIDTH, HEADS)).value
+        if module is not None and sum(each.numel() for each in module.parameters()) > MOST_NUMBERS:
+            return  # such as a table for each offset in a window of thousands of tokens: each call would take seconds
+        if module is not None:
+            yield make
 
 
 def _known(kind: type[nn.Module]) -> Iterator[Constructor]:

@@ -203,7 +203,9 @@ def _command(settings: RunSettings, implementation: str, clause: str, dtype: str
     """The command that runs one clause again; empty where the target has no name on a command line."""
     if not settings.candidates:
         return ""
-    return checking(settings.candidates, implementation, options_of(settings, clause, dtype), INSTALLED)
+    return checking(
+        settings.candidates, implementation, options_of(settings, ("--clause", clause, "--dtype", dtype)), INSTALLED
+    )
 
 
 def _verdict(verdicts: list[Verdict], unchecked: tuple[str, ...], findings: bool) -> Conformance:

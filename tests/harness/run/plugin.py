@@ -236,12 +236,14 @@ def _smoke(state: SuiteSession, terminal: pytest.TerminalReporter | None) -> Non
     """Before candidates are judged: whether only the way in which they are called is wrong."""
     for implementation in state.selection.implementations:
         with hushed():
-            mistakes = state.adapter_mistakes[implementation.name] = smoke(implementation, state.settings.device)
+            mistakes = smoke(implementation, state.settings.device)
+        state.adapter_mistakes[implementation.name] = tuple(each.text for each in mistakes)
+        state.intended[implementation.name] = mistakes[0].options if len(mistakes) == 1 else ()
         if isinstance(implementation.run, Remote):
             implementation.run.door.deaths.clear()  # the clauses have to show how it dies
-        for line in mistakes:
+        for each in mistakes:
             if terminal is not None:
-                terminal.write_line(f"{implementation.name}: {line}")
+                terminal.write_line(f"{implementation.name}: {each.text}")
 
 
 @dataclass(eq=False)
@@ -264,7 +266,7 @@ class LastLines:
             session.exitstatus = ExitStatus.SUITE_ERROR
         status = int(session.exitstatus)
         if terminal is not None and (state.recorder.events or status == ExitStatus.SUITE_ERROR):
-            steps = next_steps(status, state.settings, state.selection, state.recorder)
+            steps = next_steps(status, state.settings, state.selection, state.recorder, state.intended)
             room = WIDTH - len("next: ") if state.settings.first_screen else sys.maxsize
             for number, line in enumerate(line for step in steps for line in folded(step, room)):
                 terminal.write_line(f"{'     ' if number else 'next:'} {line}")

@@ -71,13 +71,13 @@ def record_diagnoses(
     device: str,
     adapter_mistakes: Mapping[str, tuple[str, ...]] | None = None,
     diagnosed: FirstDiagnosis | None = None,
-) -> dict[str, tuple[str, ...]]:
+) -> dict[str, Diagnosis]:
     """Records what explains the failures of each implementation: mistakes of its adapter, or a known defect.
 
     Returns:
-        The clauses that the named defect breaks, by implementation: their failures show it most plainly.
+        The diagnoses, by implementation.
     """
-    telling: dict[str, tuple[str, ...]] = {}
+    made: dict[str, Diagnosis] = {}
     for implementation in implementations:
         own = [v for v in recorder.verdicts if v.implementation == implementation.name]
         dtypes = list(dict.fromkeys(v.dtype for v in own))
@@ -95,10 +95,9 @@ def record_diagnoses(
         lost = [v.failure.message for v in own if v.failure is not None and v.failure.kind in LOSSES]
         if texts := [*lost[:1], *mistakes, *([str(diagnosis)] if diagnosis else []), *([raised] if raised else [])]:
             recorder.add(DiagnosisRecord(implementation.name, "; ".join(texts)))
-        explanation = diagnosis.explanation if diagnosis is not None else None
-        defect = explanation.hypotheses[0].defect if explanation is not None else None
-        telling[implementation.name] = defect.clauses if defect is not None else ()
-    return telling
+        if diagnosis is not None:
+            made[implementation.name] = diagnosis
+    return made
 
 
 def attempted(find: Callable[[], Diagnosis | None]) -> tuple[Diagnosis | None, str]:

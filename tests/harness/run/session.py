@@ -51,6 +51,7 @@ class SuiteSession:
         planned: what this process was to check.
         budget: of the run; without an end where none was given.
         adapter_mistakes: what the adapter of a candidate does wrongly, by the name of its implementation.
+        intended: options of the command under which what fails would hold, by the name of the implementation.
     """
 
     settings: RunSettings
@@ -62,6 +63,7 @@ class SuiteSession:
     leftovers: list[str] = field(default_factory=list)
     ends: list[Verdict] = field(default_factory=list)
     diagnosed: FirstDiagnosis | None = None
+    intended: dict[str, tuple[str, ...]] = field(default_factory=dict)
     shown: Explained | None = None
     planned: list[PlannedCheck] = field(default_factory=list)
     adapter_mistakes: dict[str, tuple[str, ...]] = field(default_factory=dict)

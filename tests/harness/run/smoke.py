@@ -1,7 +1,7 @@
 """Smoke: a few small problems before a run, which detect an adapter that passes its inputs in a wrong form."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 import numpy as np
@@ -25,32 +25,41 @@ PADDINGS = (Case(padding=Padding.RIGHT), Case(padding=Padding.HOLES, seed=1))
 LETTERS = {"output": ("B", "H", "Lq", "d"), "weights": ("B", "H", "Lq", "Lk")}
 
 
-def smoke(implementation: Implementation, device: str) -> tuple[str, ...]:
-    """The mistakes of an adapter, each in one line with its remedy. Other wrong answers are left to the clauses."""
+@dataclass(frozen=True)
+class Mistake:
+    """What an adapter does wrongly, in one line with its remedy, and options of the command under which it is right."""
+
+    text: str
+    options: tuple[str, ...] = ()
+
+
+def smoke(implementation: Implementation, device: str) -> tuple[Mistake, ...]:
+    """The mistakes of an adapter. Other wrong answers are left to the clauses."""
     dtypes = implementation.claims.dtypes
     return tuple(_mistakes(Judge(implementation, dtypes[0], device))) if dtypes else ()
 
 
-def _mistakes(judge: Judge) -> Iterator[str]:
+def _mistakes(judge: Judge) -> Iterator[Mistake]:
     problem, result = _result_of(judge, Case())
     if problem is None or result is None:
         problem, result = _result_of(judge, SQUARE)
     if problem is None or result is None:
         return
     if not _right(judge, "output", result.output, problem):
-        yield from _of_output(judge, problem, result)
+        yield from map(Mistake, _of_output(judge, problem, result))
         return
-    yield from _of_weights(judge, problem, result)
+    yield from map(Mistake, _of_weights(judge, problem, result))
     if _inverted(judge, MASKS, "attn_mask"):
-        yield f"adapter: the boolean mask is read the other way round ({_meaning(judge)} or invert it"
+        yield _read_otherwise(judge, "boolean mask")
     if _inverted(judge, PADDINGS, "key_padding_mask"):
-        yield f"adapter: the padding mask is read the other way round ({_meaning(judge)} or invert it"
+        yield _read_otherwise(judge, "padding mask")
 
 
-def _meaning(judge: Judge) -> str:
-    if judge.conventions.bool_mask is Polarity.MAY_ATTEND:
-        return f"True hides): claim bool-mask={Polarity.MASKED_OUT}"
-    return f"True lets attend): claim bool-mask={Polarity.MAY_ATTEND}"
+def _read_otherwise(judge: Judge, noun: str) -> Mistake:
+    attend = judge.conventions.bool_mask is Polarity.MAY_ATTEND
+    true, meant = ("hides", Polarity.MASKED_OUT) if attend else ("lets attend", Polarity.MAY_ATTEND)
+    text = f"the {noun} is read the other way round (True {true}): add --convention bool-mask={meant} or invert it"
+    return Mistake(f"adapter: {text}", ("--convention", f"bool-mask={meant}"))
 
 
 def _result_of(judge: Judge, case: Case) -> tuple[Problem | None, Result | None]:

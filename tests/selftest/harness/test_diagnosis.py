@@ -94,6 +94,7 @@ def test_a_convention_that_was_not_claimed_is_named() -> None:
     diagnosis = diagnosed(from_the_other_corner)
     assert diagnosis.name == "causal-alignment=bottom-right"
     assert "--convention causal-alignment=bottom-right" in str(diagnosis)
+    assert diagnosis.options == ("--convention", "causal-alignment=bottom-right")
 
 
 def test_a_right_one_is_never_diagnosed() -> None:
@@ -109,6 +110,22 @@ def test_where_nothing_known_matches_the_pattern_is_named() -> None:
     diagnosis = diagnosed(peculiar)
     assert not diagnosis.name
     assert "it fails only with a mask, and only in heads from 1 on (counted from 0)" in str(diagnosis)
+
+
+def test_conventions_that_explain_everything_together_are_options_of_the_next_command() -> None:
+    def cornered(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
+        numbers = from_the_other_corner(query, key, value, is_causal, **options)
+        seen = torch.arange(query.shape[-2])[:, None] >= query.shape[-2] - key.shape[-2]
+        return torch.where(seen, numbers, torch.nan) if is_causal else numbers
+
+    lengths = ((7, 5), (9, 6), (5, 7), (4, 9))
+    cases = (Case(seed=n, causal=True).sized(query_length=lq, key_length=lk) for n, (lq, lk) in enumerate(lengths))
+    diagnosis = judged_op(cornered, *cases)
+    options = iter(diagnosis.options)
+    assert set(zip(options, options, strict=True)) == {
+        ("--convention", "causal-alignment=bottom-right"),
+        ("--convention", "empty-row-causal=nan"),
+    }
 
 
 def test_a_dtype_that_was_not_checked_proves_nothing() -> None:
@@ -197,9 +214,10 @@ def test_an_exception_where_options_meet_is_a_finding_of_its_own() -> None:
             raise ValueError("a mask and a causal flag")
         return Steps()(query, key, value, **options) / 2
 
-    diagnosis = judged_op(halves, LONG, replace(LONG, mask=MaskKind.BOOL))
+    masked = replace(LONG, mask=MaskKind.BOOL)
+    diagnosis = judged_op(halves, LONG, masked, replace(masked, causal=True))
     assert diagnosis.name == "output multiplied by 0.5"
-    assert diagnosis.explains == diagnosis.of - 1
+    assert 2 < diagnosis.explains < diagnosis.of
     assert str(diagnosis).endswith("; the others all have an exception of their own: Return the weighted sum as it is.")
 
 
@@ -297,3 +315,16 @@ def test_many_failures_that_do_not_come_again_are_compared_with_no_mistake(monke
     right = Implementation("right", Claims(Scope.OP, OP_FEATURES), torch_op(Steps()))
     checks = [FailingCheck(clause, Case(), "float32", "output") for clause in list(load())[:20]]
     assert "none showed when the checks were run again" in str(diagnose(right, checks, dtypes=("float32",)))
+
+
+def test_a_refusal_of_what_no_check_gave_is_no_failure() -> None:
+    """A flag with a mask is refused: what is wrong is one thing, which has a condition and a size."""
+
+    def larger(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        if "attn_mask" in options and options.get("is_causal"):
+            raise NotImplementedError("a mask with the flag")
+        return Steps()(query, key, value, **options) * (1.1 if key.shape[-2] > 255 else 1.0)
+
+    diagnosis = judged_op(larger, *(Case(seed=n).sized(key_length=length) for n, length in enumerate((257, 300))))
+    assert diagnosis.name == "output multiplied by 1.1"
+    assert diagnosis.when == ("with more than 255 keys",)

@@ -74,7 +74,7 @@ def thirteen(scores: Tensor, mask: Tensor) -> Tensor:
     ("steps", "cases", "words"),
     [
         (Steps(add_mask=masked_for_the_last_sample), FLOAT_MASKS[:1], "mask of the last sample for all"),
-        (Steps(add_mask=heads_before_samples), OF_SAMPLES, "mask repeated for the heads in another order"),
+        (Steps(add_mask=heads_before_samples), OF_SAMPLES, "mask with samples and heads laid out in another order"),
         (Steps(add_mask=thirteen), BOOL_MASKS, "attention mask puts -13 in place of scores"),
         (Steps(mix=lambda weights, value: weights.flip(1) @ value), [Case(), Case(seed=1)], "reverse order"),
     ],

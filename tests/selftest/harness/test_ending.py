@@ -44,6 +44,15 @@ def test_the_command_of_the_last_lines_runs_the_clause_again(sessions: Sessions)
     assert sessions.run(*words[words.index("--candidate") :]).ret == pytest.ExitCode.TESTS_FAILED
 
 
+def test_where_a_convention_explains_everything_the_next_command_claims_it(sessions: Sessions) -> None:
+    options = ("--clause", "causal.alignment", "--dtype", "float64")
+    lines = end(sessions.run("--candidate", f"{sessions.file}:corner", *options, diagnosed=True))
+    command, _, purpose = lines[0].rpartition("  ")
+    assert purpose == "judges it as one that is meant to do so"
+    words = command.split()[command.split().index("--candidate") + 1 :]
+    assert words == [f"{sessions.file}:corner", "--convention", "causal-alignment=top-left", *options]
+
+
 def test_a_command_that_is_too_long_goes_on_after_a_backslash() -> None:
     options = "--clause masks.bool --dtype float32"
     step = f"attention-conformance check 'my models/attention.py:Attention' {options}  runs it alone"
@@ -132,7 +141,7 @@ def test_the_installed_command_names_itself(monkeypatch: pytest.MonkeyPatch, pro
     assert command_lines.replaying(Path("y.json"), limited) == f"{started} replay y.json {limits}"
     worker = command_lines.replaying(Path("y.json"), RunSettings(commands=("node 'a b'",)), "node 'a b'")
     assert shlex.split(worker.removeprefix(started)) == ["replay", "y.json", "--command", "node 'a b'"]
-    assert command_lines.options_of(limited, "c", "float32") == [*limits.split(), "--clause", "c", "--dtype", "float32"]
+    assert command_lines.options_of(limited, ("--clause", "c")) == [*limits.split(), "--clause", "c"]
     assert command_lines.explaining("causal.square") == f"{started} explain causal.square"
 
 

@@ -62,8 +62,18 @@ def first_half_alone(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def test_is_named(function: Callable[..., Tensor], name: str, dtype: str) -> None:
     implementation = Implementation("candidate", Claims(Scope.OP, CORE), torch_op(function))
     seen = [observed(implementation, case, dtype, ("output",), "cpu") for case in CASES]
-    found = neighbour(seen)
+    found = neighbour(seen, ())
     assert (found.name if found else "") == name
+
+
+def test_is_not_named_where_softmax_attention_is_right_as_well() -> None:
+    seen, passing = (
+        [observed(Implementation("c", Claims(Scope.OP, CORE), torch_op(of)), case, "float64", ("output",), "cpu")]
+        for of, case in ((linear, CASES[0]), (F.scaled_dot_product_attention, CASES[2]))
+    )
+    seen *= 2
+    assert neighbour(seen, ()) is not None
+    assert neighbour(seen, passing) is None
 
 
 def layer_of(mix: Callable[[Tensor, Tensor, Tensor], Tensor]) -> type[torch.nn.Module]:
@@ -99,5 +109,5 @@ def test_is_named_inside_a_module(function: Callable[..., Tensor], name: str) ->
     made = wrapped("layer", layer_of(function), {}, "cpu")
     cases = (each.as_self_attention().sized(num_heads=2, d_k=6, d_v=6) for each in CASES)
     seen = [observed(made, case, "float32", ("output",), "cpu") for case in Judge(made, "float32", "cpu").cases(*cases)]
-    found = neighbour(seen)
+    found = neighbour(seen, ())
     assert (found.name if found else "") == name

@@ -34,7 +34,7 @@ def adapter(
 
 def mistake_of(implementation: Implementation) -> str:
     (mistake,) = smoke(implementation, "cpu")
-    return mistake
+    return mistake.text
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_module_that_takes_the_sequence_first() -> None:
 
     claims = replace(module.claims, features=frozenset(MASKED | module.claims.features) - {Feature.KEY_PADDING})
     mistakes = smoke(replace(module, run=rotated, claims=claims), "cpu")
-    assert "(B, L, width) is read as (L, B, width)" in mistakes[0]
+    assert "(B, L, width) is read as (L, B, width)" in mistakes[0].text
 
 
 def test_an_inverted_boolean_mask() -> None:
@@ -119,7 +119,8 @@ def test_an_inverted_boolean_mask() -> None:
         return eager(query, key, value, None if attn_mask is None else ~attn_mask)
 
     assert mistake_of(adapter(hides, Feature.BOOL_MASK)) == (
-        "adapter: the boolean mask is read the other way round (True hides): claim bool-mask=masked-out or invert it"
+        "adapter: the boolean mask is read the other way round (True hides): add --convention bool-mask=masked-out or "
+        "invert it"
     )
     claimed = replace(
         adapter(hides, Feature.BOOL_MASK, conventions=Conventions(bool_mask=Polarity.MASKED_OUT)),
@@ -134,7 +135,7 @@ def test_an_inverted_padding_mask() -> None:
 
     claimed = Conventions(bool_mask=Polarity.MASKED_OUT)
     assert mistake_of(adapter(hides, Feature.KEY_PADDING, conventions=claimed)).startswith(
-        "adapter: the padding mask is read the other way round (True lets attend): claim bool-mask=may"
+        "adapter: the padding mask is read the other way round (True lets attend): add --convention bool-mask=may"
     )
 
 
@@ -192,3 +193,4 @@ def test_a_run_names_the_mistake_before_the_first_verdict_and_in_its_diagnosis(
     assert lines[0].startswith("attention: adapter: ")
     assert lines[1].startswith("  diagnosis  adapter: ")
     assert not any("matches" in line or "fails as" in line for line in result.outlines)
+    assert any("--convention bool-mask=masked-out" in line and "meant to do so" in line for line in result.outlines)

@@ -46,7 +46,7 @@ def tiled(query: Tensor, key: Tensor, value: Tensor, causal: bool, fault: str) -
     mixed = torch.zeros_like(query[..., :1] * value[..., :1, :])
     for tile, rows in zip(scores.split(TILE, -1), value.split(TILE, -2), strict=True):
         new = torch.maximum(top, tile.amax(-1))
-        powers, old = (tile - new[..., None]).exp(), (top - new).exp()
+        powers, old = (tile - new[..., None]).exp(), torch.exp2(top - new) if fault == "base" else (top - new).exp()
         total = total * (1.0 if fault == "sum" else old) + powers.sum(-1)
         mixed = mixed * (1.0 if fault == "output" else old[..., None]) + powers @ rows
         top = new
@@ -58,6 +58,7 @@ def tiled(query: Tensor, key: Tensor, value: Tensor, causal: bool, fault: str) -
     [
         ("sum", "sum of the exponentials of tiles of 2 keys not rescaled to a new maximum"),
         ("output", "output of tiles of 2 keys not rescaled to a new maximum"),
+        ("base", "tiles of 2 keys rescaled by powers of 2 instead of e"),
         ("keys", "keys filled up to a multiple of 2 and not hidden"),
         ("counted", "keys counted from 0 in each tile of 2 in the causal triangle"),
     ],

@@ -54,6 +54,7 @@ class Hypothesis:
         affects: whether the answer to a problem may differ from the right one.
         edit: the change of the stages that it is, if it is one.
         several: its answers, where it empties rows for which there is no rule; the first one is `answer`.
+        options: those of the command under which it is no mistake, if it may be intended.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Hypothesis:
     affects: Callable[[Problem], bool] = lambda problem: True
     edit: Edit | None = None
     several: Callable[[Problem], Iterator[Result]] | None = None
+    options: tuple[str, ...] = ()
 
     def answers(self, problem: Problem) -> Iterator[Result]:
         """What it may answer; one answer for most."""

@@ -38,6 +38,7 @@ class Diagnosis:
         everywhere: whether every case that was compared fails.
         rest: what all failing cases have that are not explained, and no others; empty if there is nothing.
         raises: the exception that every failing case raises, and where.
+        options: those of the command under which all that was compared would hold, if it may be intended.
         explanation: that of the name, where answers were compared.
     """
 
@@ -53,6 +54,7 @@ class Diagnosis:
     everywhere: bool = False
     rest: str = ""
     raises: str = ""
+    options: tuple[str, ...] = ()
     explanation: Explanation | None = field(default=None, compare=False)
 
     @property
@@ -63,6 +65,12 @@ class Diagnosis:
         if self.everywhere:
             return "every case that was compared fails"
         return f"it fails only {', and only '.join(self.when)}" if self.when else "no pattern was found in the failures"
+
+    @property
+    def telling(self) -> tuple[str, ...]:
+        """The clauses that the named defect breaks: their failures show it most plainly."""
+        defect = self.explanation.hypotheses[0].defect if self.explanation is not None else None
+        return defect.clauses if defect is not None else ()
 
     def __str__(self) -> str:
         if self.raises and not self.name:

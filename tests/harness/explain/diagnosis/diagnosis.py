@@ -48,6 +48,9 @@ MADE = 3
 """Failing cases, at least: where fewer were observed, the first one with other numbers and lengths is."""
 LONGER = (37, 5, 0, 12, 1)
 """By so many tokens those others are longer: a mistake does not show in all of them."""
+EMPTIED = "rows without any key, and differ there alone"
+SPOTS = 2
+"""Places, at most, in which alone a mistake is looked for."""
 CALLS = 200
 """Of the candidate, for cases that are made to see when it fails: a count, so that no clock changes a name."""
 
@@ -123,26 +126,30 @@ def _of_cases(
     failing += triggers.repeated(MADE - len(failing))
     listed = [h for h in hypotheses(implementation.claims.scope, claimed) if h.name not in unknown]
     clauses = {each.clause for each in checks}
-    found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several)
+    aside = [*empty, *both]
+    found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several, aside)
     if found is not None and (against := triggers.against(found, claimed)):
         failing = [*failing, *(each for each in against if each.failing)]
         passing = [*passing, *(each for each in against if not each.failing)]
-        found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several)
+        found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several, aside)
         found = None if found is None or triggers.against(found, claimed) else found
-    if several and (found is None or found.rest not in ("", RAISING)):
+    partly = found is None or found.rest not in ("", RAISING)
+    if several and (partly or (found is not None and found.more_than_a_convention)):
         for convention in conventions_that_help(listed, failing, passing, claimed)[:1]:
             follower = following(implementation, convention)
             rest = _of_cases(follower, compared, checks, device, dtypes, unknown, several=False)
-            if rest.explanation is not None:
+            if rest.explanation is not None and (partly or rest.options):
                 return _combined(convention, rest, len(failing))
     if found is not None:
-        own = {id(each) for h in found.hypotheses for each in scored(h, [*empty, *both], (), claimed).explained}
-        others = [each for each in [*empty, *both] if id(each) not in own]
+        own = {id(each) for h in found.hypotheses for each in scored(h, aside, (), claimed).explained}
+        others = [each for each in aside if id(each) not in own]
         of_rows = [each for each in listed if _about_rows(each)]
         rows = explanation(of_rows, others, passing, set(), claimed, list, several=False) if len(others) > 1 else None
         explained = len(empty) if rows is not None else len([each for each in empty if id(each) in own])
-        return _named(replace(found, explains=found.explains + explained), rows, len(failing) + len(empty), in_dtypes)
-    if other := neighbour(failing):
+        others_have = found.rest or (EMPTIED if explained < len(empty) else "")
+        whole_of = replace(found, explains=found.explains + explained, rest=others_have)
+        return _named(whole_of, rows, len(failing) + len(empty), in_dtypes)
+    if other := neighbour(failing, passing):
         return Diagnosis(other.name, other.cases, len(failing), repair=other.repair)
     # Who rounds operands is off wherever anything is mixed; what passes speaks of another, small error.
     known = [] if passing else [(each.clause, each.dtype) for each in checks]
@@ -150,12 +157,14 @@ def _of_cases(
     if dtype := narrower(implementation, failing, device):
         claim = name or f"softmax-precision={dtype}"
         repair = f"Compute in the dtype of the inputs, or add --convention {claim} if that is what it promises."
-        return Diagnosis(f"computed in {dtype}", len(failing), len(failing), repair=repair, when=in_dtypes)
+        options = () if in_dtypes else ("--convention", claim)
+        number = len(failing)
+        return Diagnosis(f"computed in {dtype}", number, number, repair=repair, when=in_dtypes, options=options)
     if name and len(clauses) >= CLAUSES:
         return _claim(name, len(failing))
     spots = [*places(wider(failing, triggers.prober))]
     mistakes = [each for each in listed if each.defect or "--" not in each.repair]  # conventions hold everywhere
-    for spot in spots:
+    for spot in spots[:SPOTS]:
         there, elsewhere = ([spot.alone(each) for each in all_] for all_ in (failing, passing))
         found = explanation(mistakes, there, elsewhere, clauses, claimed, lambda: triggers.found, several=False)
         if found is not None and len([each for each in there if each.wrong_numbers]) > 1:
@@ -171,12 +180,14 @@ def _of_cases(
 def _combined(convention: Hypothesis, rest: Diagnosis, of: int) -> Diagnosis:
     """What is diagnosed where the convention is followed, and the convention."""
     explains, repair = of - rest.of + rest.explains, repairs([rest.repair, convention.repair])
-    return replace(rest, second=(*rest.second, convention.name), repair=repair, of=of, explains=explains)
+    options = (*convention.options, *rest.options) if rest.options else ()
+    second = (*rest.second, convention.name)
+    return replace(rest, second=second, repair=repair, of=of, explains=explains, options=options)
 
 
 def _claim(name: str, of: int) -> Diagnosis:
     """A convention under which everything that fails would hold."""
-    return Diagnosis(name, of, of, repair=f"{INTENDED}{name}.", claim=True)
+    return Diagnosis(name, of, of, repair=f"{INTENDED}{name}.", claim=True, options=("--convention", name))
 
 
 def _named(
@@ -185,6 +196,9 @@ def _named(
     """The name of an explanation, of a place alone if one is given, and of another one for rows without any key."""
     several = [*found.hypotheses, *(rows.hypotheses[:1] if rows is not None else ())]
     name, *second = [each.name for each in several]
+    whole = (found.explains == of or found.rest == RAISING) and not (found.conditions or place or in_dtypes)
+    intended = whole and all(each.options for each in several)
+    options = tuple(option for each in several for option in each.options) if intended else ()
     return Diagnosis(
         name,
         found.explains,
@@ -194,6 +208,7 @@ def _named(
         repairs([each.repair for each in several]),
         (*in_dtypes, *(each.words for each in found.conditions), *([place] if place else [])),
         rest=found.rest,
+        options=options,
         explanation=found,
     )
 
@@ -213,6 +228,7 @@ class _Triggers:
         parts = tuple(dict.fromkeys(part for each in failing for part in each.parts))
         self.failing = failing
         self.prober = Prober(implementation, first.problem.dtype, parts, device, CALLS, {}, whole)
+        self.prober.raised = frozenset(each.raised for each in failing if each.raised)
 
     @cached_property
     def found(self) -> list[Condition]:
@@ -266,13 +282,18 @@ def _observations(
     for each in sorted(compared, key=lambda each: dtypes.index(each.dtype)):
         parts.setdefault((each.case, each.dtype), set()).add(each.part)
     widest = [key for key in parts if key[1] == dtypes[0]] or list(parts)
+    raised = set[str]()
     for case, dtype in widest[:MANY]:
-        yield observed(implementation, case, dtype, tuple(parts[case, dtype]), device)
+        seen = observed(implementation, case, dtype, tuple(parts[case, dtype]), device)
+        raised.add(seen.raised)
+        yield seen
     wanted = tuple(dict.fromkeys(part for names in parts.values() for part in names)) or ("output",)
     for probe in PROBES:
         fitted = fit_to_explain(probe, implementation.claims)
         if not isinstance(fitted, Unsupported) and (fitted, dtypes[0]) not in parts:
-            yield observed(implementation, fitted, dtypes[0], wanted, device)
+            seen = observed(implementation, fitted, dtypes[0], wanted, device)
+            if seen.tells(raised):
+                yield seen
 
 
 @contextmanager

@@ -14,11 +14,13 @@ from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.conventions import Conventions, EmptyRow
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothesis
+from attention_conformance.tests.harness.explain.stages.backward import backwards
 from attention_conformance.tests.harness.explain.stages.changes import of_entry, together
 from attention_conformance.tests.harness.explain.stages.emptied import unforeseen
 from attention_conformance.tests.harness.explain.stages.inner_rotations import inner_rotations
+from attention_conformance.tests.harness.explain.stages.joined import joined, reordered, widened
 from attention_conformance.tests.harness.explain.stages.staged import STAGES, Stage, State, opened, result_of, run
-from attention_conformance.tests.harness.explain.stages.variants import variants
+from attention_conformance.tests.harness.explain.stages.variants import by_overflow, variants
 
 Stages: TypeAlias = tuple[Stage, ...]
 Change: TypeAlias = Callable[[Stages], Stages]
@@ -64,9 +66,19 @@ class Edit:
     about: tuple[tuple[Stage, str], ...]
     rank: float
 
+    @property
+    def backward(self) -> bool:
+        """Whether gradients alone are wrong."""
+        return "gradient" in self.words
+
+    @property
+    def by_overflow(self) -> bool:
+        """Whether it shows by NaN and infinities alone."""
+        return self.words in by_overflow()
+
     def affects(self, problem: Problem, conventions: Conventions) -> bool:
         """Whether its answer may differ from the right one."""
-        if "gradient" in self.words and problem.cotangent is None:
+        if self.backward and problem.cotangent is None:
             return False
         if problem.extension.dropout:
             return True  # and what it answers is drawn
@@ -155,6 +167,7 @@ def _all() -> tuple[Edit, ...]:
         *_inside(),
         *_inputs(),
         *_variants(),
+        *_joined(),
     )
 
 
@@ -290,10 +303,18 @@ RETURNED = ("weights", "averaged_weights", "log_sum_exp")
 
 def _variants() -> Iterator[Edit]:
     """Stages that do something else."""
-    for name, words, repair, change in variants():
+    for name, words, repair, change in (*variants(), *reordered(), *widened(), *backwards()):
         stage = next(stage for stage in STAGES if stage.name == name)
         own = Stage(words, change, stage.reads, stage.needs)
         yield Edit(words, repair, partial(_replaced, stage, (own,)), ((stage, ""),), VARIANT)
+
+
+def _joined() -> Iterator[Edit]:
+    """One of two masks is enough."""
+    for one, two, either in joined():
+        change: Change = lambda all_, a=one, b=two, e=either: _replaced(b, (e,), _replaced(a, (), all_))  # type: ignore[misc]  # noqa: E731
+        words, repair = f"{one.name} or {two.name} enough", "Show a query the keys that all masks show."
+        yield Edit(words, repair, change, ((one, ""), (two, "")), VARIANT)
 
 
 def _replaced(stage: Stage, by: Stages, stages: Stages) -> Stages:

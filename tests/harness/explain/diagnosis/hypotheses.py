@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation, Result
 from attention_conformance.implementations.defects import Defect, catalogue
 from attention_conformance.reference.pipeline import Pipeline
+from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import Conventions, values_of
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.features import NOTHING, Scope
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.harness.explain.diagnosis.causes import INTENDED, Hypothesis, answering, causes
@@ -18,6 +20,7 @@ from attention_conformance.tests.harness.explain.diagnosis.causes import INTENDE
 CONVENTIONS = (
     *("causal-alignment", "empty-row", "softmax-precision", "group-order", "window-count", "rotary-pairing"),
     *("returned-weights", "log-sum-exp-base", "default-scale", "padded-positions"),
+    *("empty-row-bool", "empty-row-float", "empty-row-padding", "empty-row-causal"),
 )
 """Conventions of which each answer is tried."""
 
@@ -63,7 +66,7 @@ def _of_premises(claimed: Conventions) -> Iterator[Hypothesis]:
         premises = NO_PREMISES.assuming((setting,))
         repair = f"If it always does this, it is no mistake: add --premise {setting}."
         answer: Callable[[Problem], Result] = lambda problem, p=premises: answering(claimed)(_under(p, problem))  # type: ignore[misc]  # noqa: E731
-        yield Hypothesis(f"premise {setting}", repair, answer, rank=0)
+        yield Hypothesis(f"premise {setting}", repair, answer, rank=0, options=("--premise", setting))
 
 
 def following(implementation: Implementation, convention: Hypothesis) -> Implementation:
@@ -91,10 +94,27 @@ def _of_conventions(claimed: Conventions) -> Iterator[Hypothesis]:
         conventions = claimed.claiming({key: value})
         if conventions != claimed:
             rank = 2 if key in RATHER_MISTAKES else 0
-            yield Hypothesis(f"{key}={value}", f"{INTENDED}{key}={value}.", answering(conventions), rank=rank)
+            setting, answer = f"{key}={value}", answering(conventions)
+            options, affects = ("--convention", setting), partial(_affects, key, conventions)
+            yield Hypothesis(setting, f"{INTENDED}{setting}.", answer, rank=rank, affects=affects, options=options)
     name = f"bool-mask={next(p for p in type(claimed.bool_mask) if p is not claimed.bool_mask)}"
     repair = f"If True means this in its masks, add --convention {name}; otherwise invert its boolean masks."
-    yield Hypothesis(name, repair, lambda problem: answering(claimed)(_inverted(problem)), rank=0)
+    inverted: Callable[[Problem], Result] = lambda problem: answering(claimed)(_inverted(problem))  # noqa: E731
+    yield Hypothesis(name, repair, inverted, rank=0, options=("--convention", name))
+
+
+def _affects(key: str, conventions: Conventions, problem: Problem) -> bool:
+    """Whether a convention may change the answer to a problem: where it cannot, nothing need be solved."""
+    if key.startswith("empty-row"):
+        return not bool(allowed_keys(problem, conventions).any(-1).all())
+    return key not in AFFECTED or AFFECTED[key](problem)
+
+
+AFFECTED: dict[str, Callable[[Problem], bool]] = {
+    "causal-alignment": lambda problem: problem.causal or problem.extension != NOTHING,
+    "group-order": lambda problem: problem.num_kv_heads != problem.num_heads,
+    "default-scale": lambda problem: problem.scale is None,
+}
 
 
 def _inverted(problem: Problem) -> Problem:

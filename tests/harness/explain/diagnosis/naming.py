@@ -9,27 +9,25 @@ from functools import partial
 import numpy as np
 
 from attention_conformance.implementations.api.fitting import required
-from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, MaskKind, Padding
-from attention_conformance.spec.clauses import load
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.harness.explain.diagnosis.at_once import at_once, edits, has_steps, is_edit, wrong
-from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothesis, factors_of_gradients, fitted_causes
+from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothesis
 from attention_conformance.tests.harness.explain.diagnosis.conditions import Condition
 from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, answered
 from attention_conformance.tests.harness.explain.diagnosis.pattern import NUMBERS, options
+from attention_conformance.tests.harness.explain.diagnosis.ranking import (
+    CASES,
+    explains_answers,
+    has_its_options,
+    is_returned,
+    may_be,
+    may_show,
+    ranked,
+)
 from attention_conformance.tests.harness.explain.diagnosis.scoring import Score, scored
-from attention_conformance.tests.harness.judge.comparison import part_of
-from attention_conformance.tests.harness.judge.judge import RETURNED_AS
 
-FIRST = 3
-"""Failing cases with which every hypothesis is tried."""
-KEPT = 16
-"""Hypotheses that are tried with all cases."""
-CASES = 2
-"""A hypothesis that explains fewer cases is no explanation."""
 ALWAYS = "Do so in every case, or in none."
 RAISING = "an exception of their own"
 MOST = 0.75
@@ -54,6 +52,12 @@ class Explanation:
     conditions: tuple[Condition, ...] = ()
     rest: str = ""
 
+    @property
+    def more_than_a_convention(self) -> bool:
+        """Whether a convention is part of it, and not all: another convention, followed with it, may be the rest."""
+        several = len(self.hypotheses) > 1 or bool(self.conditions)
+        return several and any(each.options for each in self.hypotheses)
+
     def only_sometimes(self) -> Explanation:
         """The same as what is done under a condition, or in a place."""
         return replace(self, hypotheses=tuple(_only_sometimes(each) for each in self.hypotheses))
@@ -67,6 +71,7 @@ def explanation(
     claimed: Conventions,
     conditions: Callable[[], Sequence[Condition]],
     several: bool = True,
+    aside: Sequence[Observation] = (),
 ) -> Explanation | None:
     """What explains the failures, if anything that was observed does not speak against it.
 
@@ -78,20 +83,21 @@ def explanation(
         claimed: the conventions of the candidate.
         conditions: finds when the candidate fails; called only if it is needed.
         several: whether two mistakes are looked for, which takes longest, and one that explains most.
+        aside: failing cases that need not be explained, and decide between mistakes that explain the others alike.
     """
     light, heavy = ([each for each in failing if each.heavy is kind] for kind in (False, True))
     if heavy:
         passing = [each for each in passing if not each.heavy]
-        found = explanation(listed, light, passing, clauses, claimed, conditions, several) if light else None
+        found = explanation(listed, light, passing, clauses, claimed, conditions, several, aside) if light else None
         return found and _also_of(found, heavy, claimed)
     given = [frozenset(required(each.case)) for each in failing]
-    listed = [hypothesis for hypothesis in listed if _shows(hypothesis, given) and _returned(hypothesis, failing)]
-    scores = _scores(listed, failing, passing, clauses, claimed)
-    search = _Search(scores, listed, failing, passing, claimed)
+    listed = [hypothesis for hypothesis in listed if may_show(hypothesis, given) and is_returned(hypothesis, failing)]
+    scores = ranked(listed, failing, passing, clauses, claimed)
+    search = _Search(scores, listed, failing, passing, claimed, aside)
     searches = (search, *search.of_answers())
     if found := _first(searches, _Search.one, ()):
         return found
-    useful = any(score.explained and _given(score) for score in scores)
+    useful = any(score.explained and has_its_options(score) for score in scores)
     when = tuple(conditions()) if useful else ()
     found = _first(searches, _Search.one, when) if when else None
     if found is not None or not several:
@@ -147,6 +153,7 @@ class _Search:
     failing: Sequence[Observation]
     passing: Sequence[Observation]
     claimed: Conventions
+    aside: Sequence[Observation] = ()
 
     def one(self, when: tuple[Condition, ...]) -> Explanation | None:
         """One mistake that explains everything, under these conditions."""
@@ -187,19 +194,22 @@ class _Search:
     def _sound(self, score: Score, when: tuple[Condition, ...]) -> bool:
         """Whether no passing case that fulfils the conditions speaks against it."""
         against = [each for each in score.contradicting if not when or _all_hold(when, each)]
-        return not against and _by_answers(score) and _given(score)
+        return not against and explains_answers(score) and has_its_options(score)
 
     def _simplest(self, sound: Sequence[Score]) -> Score | None:
         """The best; a cause instead of a defect that explains the same, and differs in cases that were not given."""
-        if not sound or sound[0].hypothesis.rank != 1:
-            return next(iter(sound), None)
-        best = sound[0]
+        best = max((s for s in sound if s.rank[:-1] == sound[0].rank[:-1]), key=self._explained_aside, default=None)
+        if best is None or best.hypothesis.rank != 1:
+            return best
         alike = [
             s
             for s in sound[1:]
             if s.hypothesis.rank == 2 and s.hypothesis.edit is None and len(s.explained) == len(best.explained)
         ]
         return next((s for s in alike if _differ(best.hypothesis, s.hypothesis)), best)
+
+    def _explained_aside(self, score: Score) -> int:
+        return len(scored(score.hypothesis, self.aside, (), self.claimed).explained)
 
     def _separated(self, score: Score) -> str:
         """What distinguishes the cases that it does not explain, if it explains half and there is such an option."""
@@ -219,7 +229,7 @@ class _Search:
         for first in sound[:1]:
             known = {id(each) for each in first.explained}
             rest = [each for each in self.failing if id(each) not in known]
-            for second in _scores(self.listed, rest, self.passing, set(), self.claimed) if len(rest) >= CASES else ():
+            for second in ranked(self.listed, rest, self.passing, set(), self.claimed) if len(rest) >= CASES else ():
                 if self._sound(second, when) and len(second.explained) == len(rest):
                     both = replace(first, explained=tuple(self.failing))
                     return self._of((first.hypothesis, second.hypothesis), both, when)
@@ -236,9 +246,11 @@ class _Search:
         rest = sorted((e for e in self.failing if id(e) not in known), key=lambda e: e.problem.query.size)
         if not rest:
             return None
-        for second in self.listed if first.edit is None else edits(self.claimed):
+        seconds = self.listed if first.edit is None else edits(self.claimed)
+        for second in (s for s in seconds if s.edit is None or may_be(s.edit, rest[0])):
             both = at_once(first, second, self.claimed)
-            if both is not None and scored(both, rest[:1], (), self.claimed).explained and wrong(second, rest[0]):
+            found = () if both is None else scored(both, [rest[0].by_output], (), self.claimed).explained
+            if both is not None and found and wrong(second, rest[0]):
                 score = scored(both, self.failing, self.passing, self.claimed)
                 if len(score.explained) == len(self.failing) and self._sound(score, when):
                     return self._of((first, self._as_convention(second)), score, when)
@@ -288,109 +300,3 @@ EXAMPLES = (
 
 def _all_hold(found: Sequence[Condition], each: Observation) -> bool:
     return all(condition.holds(each.case) for condition in found)
-
-
-def _by_answers(score: Score) -> bool:
-    """Whether answers are explained, and not exceptions alone: many mistakes raise the same one."""
-    return len([each for each in score.explained if each.got is not None]) >= CASES
-
-
-def _given(score: Score) -> bool:
-    """Whether a case that is explained has the options that the mistake is about."""
-    return _shows(score.hypothesis, [frozenset(required(each.case)) for each in score.explained])
-
-
-def _shows(hypothesis: Hypothesis, given: Sequence[Set[Feature]]) -> bool:
-    """Whether any of some cases, of which the features are given, has the options that a mistake is about."""
-    if hypothesis.defect is None:
-        return True
-    about = load()[hypothesis.defect.clauses[0]].features & VISIBLE
-    return any(about - MASKS <= each and bool(about & MASKS) <= bool(each & MASKS) for each in given)
-
-
-def _returned(hypothesis: Hypothesis, failing: Sequence[Observation]) -> bool:
-    """Whether what a mistake is about was returned at all: one of a log-sum-exp is none of an output."""
-    about = load()[hypothesis.defect.clauses[0]].features if hypothesis.defect is not None else frozenset()
-    parts = [part for part, feature in RETURNED_AS.items() if feature in about]
-    results = [each.got for each in failing if each.got is not None]
-    return not parts or any(part_of(result, part) is not None for result in results for part in parts)
-
-
-MASKS = frozenset({Feature.BOOL_MASK, Feature.FLOAT_MASK})
-VISIBLE = MASKS | {option.feature for option in CASE_OPTIONS}
-VISIBLE |= {Feature.SCALE, Feature.CAUSAL, Feature.GROUPED, Feature.CACHE, Feature.KEY_PADDING, Feature.VALID_LENS}
-"""Features that the cases of a clause about them need."""
-
-
-def _scores(
-    listed: Sequence[Hypothesis],
-    failing: Sequence[Observation],
-    passing: Sequence[Observation],
-    clauses: Set[str],
-    claimed: Conventions,
-) -> list[Score]:
-    """The best hypotheses with all cases; those that break a failing clause are tried first, with more cases."""
-    plain = sorted(failing, key=lambda e: (len(options(e.case)), e.problem.query.size + e.problem.key.size))
-    few = plain[:: max(1, -(-len(plain) // FIRST))]
-    near = [h for h in listed if h.defect is None or clauses & {*h.defect.clauses}]
-    near += [h for each in few[:1] for h in fitted_causes(each, claimed)]
-    far = [h for h in listed if h.defect is not None and not clauses & {*h.defect.clauses}]
-    scores: list[Score] = []
-    # What explains everything explains the first case, too.
-    for hypotheses, cases in ((near, few[:1]), (far, few[:1]), (near, few[1:]), (far, few[1:2])):
-        tried = {id(score.hypothesis) for score in scores}
-        first = [scored(h, cases, (), claimed) for h in hypotheses if id(h) not in tried] if cases else []
-        scores += _best(first, failing, passing, claimed)
-        if any(_explains(score, failing) for score in scores):
-            return sorted(scores, key=lambda score: score.rank)
-    return sorted([*scores, *_of_edits(few, failing, passing, claimed)], key=lambda score: score.rank)
-
-
-def _best(
-    first: Sequence[Score], failing: Sequence[Observation], passing: Sequence[Observation], claimed: Conventions
-) -> list[Score]:
-    """Those that do best with a few cases, with all of them; of too many, those that do best with more cases."""
-    best = [score for score in first if score.explained]
-    if len(best) > KEPT:  # with these numbers many mistakes answer the same
-        best = [scored(s.hypothesis, _spread(failing), _spread(passing), claimed) for s in best]
-    best = sorted(best, key=lambda score: score.rank)[:KEPT]
-    return [scored(score.hypothesis, failing, passing, claimed) for score in best]
-
-
-def _spread(observed: Sequence[Observation]) -> Sequence[Observation]:
-    """Some of them, from the first to the last."""
-    return observed[:: max(1, len(observed) // FIRST)]
-
-
-def _explains(score: Score, failing: Sequence[Observation]) -> bool:
-    whole = len(score.explained) == len(failing) and not score.contradicting
-    return whole and _by_answers(score) and _given(score)
-
-
-def _of_edits(
-    few: Sequence[Observation],
-    failing: Sequence[Observation],
-    passing: Sequence[Observation],
-    claimed: Conventions,
-) -> list[Score]:
-    """The edits that explain the first of a few cases that any explains.
-
-    Where the output is right, they are of the wrong parts alone: a backward pass, or what is returned.
-    """
-    # Here, as it imports torch, which the judge of a right candidate does without.
-    from attention_conformance.tests.harness.explain.diagnosis.edits import alone, edited
-    from attention_conformance.tests.harness.explain.diagnosis.measured import measured
-
-    hypotheses = edited(claimed)
-    wrong = {part for each in failing for part in each.parts if each.errors[part] > 1.0}
-    if "output" not in wrong:
-        hypotheses = [alone(h.edit, tuple(sorted(wrong)), claimed) for h in hypotheses if h.edit is not None]
-        factors = [h for each in few[:1] for h in factors_of_gradients(each, sorted(wrong), claimed)]
-        hypotheses = [*factors, *hypotheses]
-    for each in few[:2]:
-        if each.wrong_numbers:
-            fitted = measured(each, claimed) if "output" in wrong else ()
-            first = [scored(h, [each], (), claimed) for h in [*hypotheses, *fitted]]
-            if any(score.explained for score in first):
-                return _best(first, failing, passing, claimed)
-    return []

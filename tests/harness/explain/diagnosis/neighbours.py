@@ -30,8 +30,10 @@ class Neighbour:
     repair: str = "This is another function than softmax attention: the suite names it, and does not judge it."
 
 
-def neighbour(failing: Sequence[Observation]) -> Neighbour | None:
+def neighbour(failing: Sequence[Observation], passing: Sequence[Observation]) -> Neighbour | None:
     """The neighbour whose outputs all plain cases have, each row of a head up to a factor; None where there is none.
+
+    Plain cases that pass have to be its outputs, too: what is right softmax attention in them is no neighbour.
 
     What rows are divided by, an epsilon in it and a factor of the output are then left aside. In a module the rows lie
     behind its projections, and a sum of them is seen.
@@ -39,9 +41,10 @@ def neighbour(failing: Sequence[Observation]) -> Neighbour | None:
     plain = [each for each in failing if _plain(each)]
     if len(plain) < CASES:
         return None
-    named = (name for name, rows in _known() if all(_is(rows, each) for each in plain))
+    all_ = [*filter(_plain, passing), *plain]
+    named = (name for name, rows in _known() if all(_is(rows, each) for each in all_))
     name = next(named, "")
-    if not name and all(_differential(each) for each in plain):
+    if not name and all(_differential(each) for each in all_):
         name = "differential attention"
     return Neighbour(name, len(plain)) if name else None
 

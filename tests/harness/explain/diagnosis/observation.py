@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -23,6 +23,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.tests.harness.explain.diagnosis.projected_rows import digits
 from attention_conformance.tests.harness.judge.comparison import error_ratios, part_of
 
 Booleans: TypeAlias = NDArray[np.bool_]
@@ -64,6 +65,17 @@ class Observation:
         s = self.case.sizes
         heads = s.batch * s.num_heads
         return heads > HEADS or heads * s.query_length * s.key_length > SCORES
+
+    def tells(self, raised: Collection[str] | None) -> bool:
+        """Whether it answers, or raises one of these: another exception may be a refusal of what is not claimed."""
+        return self.got is not None or raised is None or self.raised in raised
+
+    @cached_property
+    def by_output(self) -> Observation:
+        """The same with the output alone, if that is wrong: what does not explain it need not be differentiated."""
+        if not self.errors["output"] > 1.0:
+            return self
+        return replace(self, problem=self.problem.forward_only(), parts=("output",))
 
     def without_empty_rows(self, conventions: Conventions) -> Observation:
         """The same where rows without any key are left out, with the output alone where there are some."""
@@ -130,12 +142,14 @@ class Observation:
         drifts = (each.ratio(difference) for each in self.expected[part].aligned)
         return max((drift for drift in drifts if math.isfinite(drift)), default=0.0)
 
-    @property
+    @cached_property
     def wrong_numbers(self) -> bool:
-        """Whether a finite number is wrong: NaN is the same whatever made it."""
+        """Whether a finite number is wrong, or the shape: NaN is the same whatever made it."""
         for part in self.parts:
             array = None if self.got is None else part_of(self.got, part)
-            if array is not None and array.shape == self.expected[part].value.shape:
+            if array is not None and array.shape != self.expected[part].value.shape:
+                return bool(array.size and np.isfinite(array).all())
+            if array is not None:
                 wide = self.judged(part, array)
                 reference = Expected(self.judged(part, self.expected[part].value), self.expected[part].bound)
                 if (error_ratios(wide, reference)[np.isfinite(wide)] > 1.0).any():
@@ -167,7 +181,7 @@ class Observation:
         if own is None or theirs is None or own.shape != theirs.shape:
             return 0.0 if own is theirs else math.inf
         if own.shape != self.expected[part].value.shape:
-            return 0.0 if np.array_equal(own, theirs, equal_nan=True) else math.inf
+            return 0.0 if np.allclose(own, theirs, rtol=digits(self.problem.dtype), equal_nan=True) else math.inf
         if part not in self._allowances:
             self._allowances[part] = self._allowance(part, own)
         wide, bound, limit = self._allowances[part]
@@ -245,6 +259,7 @@ class Prober:
         whole: whether rows without any key are compared, too.
         drift: that of the failing case from which others are made: a case with half as much of it fails as well, and
             one with less than a quarter passes, whatever its bounds.
+        raised: exceptions that are failures; others may be refusals, and show nothing. None: all are.
     """
 
     implementation: Implementation
@@ -255,6 +270,7 @@ class Prober:
     seen: dict[Case, Observation | None]
     whole: bool = True
     drift: tuple[tuple[str, str], float] | None = None
+    raised: frozenset[str] | None = None
 
     def fails(self, case: Case) -> bool | None:
         """Whether it fails; None where the claims exclude the case, or no call is left, or it would not show."""
@@ -274,6 +290,8 @@ class Prober:
                 return None
             self.left -= 1
             made = observed(self.implementation, fitted, self.dtype, self.parts, self.device)
+            if not made.tells(self.raised):
+                return self.seen.setdefault(case, None)
             self.seen[case] = made if self.whole else made.without_empty_rows(self.implementation.claims.conventions)
         return self.seen[case]
 

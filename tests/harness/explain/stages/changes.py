@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from attention_conformance.tests.harness.explain.stages.documents import by_the_longest
 from attention_conformance.tests.harness.explain.stages.staged import State
 
 Change: TypeAlias = Callable[[State], Any]
@@ -138,8 +139,8 @@ def _of_values(entry: str) -> Iterator[tuple[str, Callable[[Any], Any]]]:
             words = f"with {numbers[two]}s and {numbers[one]}s"
             yield f"{words} exchanged", partial(_exchanged, one=-one, two=-two)
             if two - one == 1:
-                yield f"{words} read in another order", partial(_reread, one=-one, two=-two)
-                yield f"{words} laid out in another order", partial(_relaid, one=-one, two=-two)
+                yield f"{words} read in another order", partial(reread, one=-one, two=-two)
+                yield f"{words} laid out in another order", partial(relaid, one=-one, two=-two)
     elif entry in PLACES:
         yield from POSITIONS.items()
     elif entry == "hidden":
@@ -230,12 +231,12 @@ def _exchanged(x: Tensor, one: int, two: int) -> Tensor:
     return x.transpose(one, two)
 
 
-def _reread(x: Tensor, one: int, two: int) -> Tensor:
+def reread(x: Tensor, one: int, two: int) -> Tensor:
     """Memory laid out with two axes exchanged, and read as if they were not."""
     return x.transpose(one, two).reshape(x.shape)
 
 
-def _relaid(x: Tensor, one: int, two: int) -> Tensor:
+def relaid(x: Tensor, one: int, two: int) -> Tensor:
     """Memory read with two axes exchanged."""
     return x.reshape(x.transpose(one, two).shape).transpose(one, two)
 
@@ -278,24 +279,17 @@ def _of_others(entry: str) -> Iterator[tuple[str, Change]]:
         for words, extent in EXTENTS.items():
             yield f"{words}", partial(_by_default, extent)
         yield "taken by default where one is given", lambda s: s["key"].shape[-1] ** -0.5
+    if entry == "query_places":
+        yield "aligned by the longest sequences", by_the_longest
     if entry in ("attn_mask", "alibi_slopes", "relative_bias", "sinks"):
         yield "multiplied by the scale", lambda s: _number(s[entry]) * s["scale"]
         yield "divided by the scale", lambda s: _number(s[entry]) / s["scale"]
-    if entry == "attn_mask":
-        for order in (_reread, _relaid):
-            yield "repeated for the heads in another order", partial(_repeated, order)
     if entry in ("query", "key", "value", "scores"):
         yield "with its gradient divided by the scale", lambda s: _with_gradient(s[entry], lambda g: g / s["scale"])
         yield "with its gradient multiplied by the scale", lambda s: _with_gradient(s[entry], lambda g: g * s["scale"])
     if entry in ("heads", "output"):
         for other in ("query", "value"):
             yield f"with the {other} added", partial(_added, entry, other)
-
-
-def _repeated(order: Callable[[Tensor, int, int], Tensor], state: State) -> Tensor:
-    """The mask of each sample for each head, the two axes laid out in one order and read in the other."""
-    whole = state["attn_mask"].expand(*state["query"].shape[:2], *state["attn_mask"].shape[-2:])
-    return order(whole, -4, -3)
 
 
 def _constant(number: float, value: object) -> float:

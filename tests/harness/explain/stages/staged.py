@@ -91,6 +91,7 @@ def opened(problem: Problem, conventions: Conventions) -> State:
     state |= {"softcap": extension.softcap, "rotary_base": extension.rotary_base, "rotary_dim": extension.rotary_dim}
     state |= {"max_distance": extension.max_distance, "bidirectional": extension.bidirectional}
     state |= {"given_scale": problem.scale, "rotary_tables": extension.rotary_tables}
+    state["working"] = torch.float64 if problem.dtype == "float64" else torch.float32
     if extension.qk_norm is not QkNorm.NONE:
         late = conventions.norm_order is NormOrder.LAST
         epsilon = "late_epsilon" if late else "norm_epsilon"

@@ -9,11 +9,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from attention_conformance.tests.harness.explain.stages.accumulated import RESCALED, TILES, accumulated, exponentials
 from attention_conformance.tests.harness.explain.stages.changes import OfTensor
 from attention_conformance.tests.harness.explain.stages.emptied import answered_rows
 from attention_conformance.tests.harness.explain.stages.staged import INFINITY, STAGES, State
-
-TILES = (2, 4, 8, 16, 32, 64, 128)
 
 
 def variants() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
@@ -30,9 +29,10 @@ def variants() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
         yield "softmax", words.format(tile), repair.format(tile), partial(_softmax, of=of)
     largest = "Subtract the largest score of each row."
     for words, by in SHIFTS.items():
-        yield "softmax", f"scores shifted by {words}", largest, partial(_softmax, of=partial(_shifted, by=by))
+        yield "softmax", f"scores shifted by {words}", largest, partial(_softmax_shifted, by=by)
     on_queries = "Hide the keys that are padding, not the queries."
     yield "padding mask", "padding mask applied to the queries", on_queries, _padded_queries
+    yield "padding mask", "padding mask applied to the queries by a finite number", on_queries, _dimmed_queries
     for words, capped in CAPS.items():
         yield "softcap", words, "Multiply the tanh of scores / softcap by softcap.", partial(_capped, of=capped)
     for tile in TILES:
@@ -41,14 +41,17 @@ def variants() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
             "Hide the keys that fill up the last tile.",
         )
         yield "softmax", words, repair, partial(_filled_keys, tile=tile)
-        words, repair = (
-            f"keys counted from 0 in each tile of {tile}",
-            "Add the start of its tile to the number of a key.",
+        for name, noun in product(("causal triangle", "window"), ("key", "query")):
+            words = f"{'keys' if noun == 'key' else 'queries'} counted from 0 in each tile of {tile} in the {name}"
+            repair = f"Add the start of its tile to the number of a {noun}."
+            yield name, words, repair, partial(_counted_anew, name=name, entry=f"{noun}_places", tile=tile)
+        repair = f"Write all queries, where their number is no multiple of {tile}, too."
+        yield (
+            "weighted sum",
+            f"queries after the last whole tile of {tile} left at 0",
+            repair,
+            partial(_unwritten, tile=tile),
         )
-        for name in ("causal triangle", "window"):
-            yield name, f"{words} in the {name}", repair, partial(_counted_anew, name=name, tile=tile)
-        for words, repair, of_sum in SUMMED:
-            yield "softmax", words.format(tile), repair, partial(_summed, of=partial(of_sum, tile=tile))
     words, repair = "keys filled up to the number of queries and not hidden", "Hide the keys that are filled up."
     yield "softmax", words, repair, partial(_filled_keys, tile=0)
     for words, masked in MASKED.items():
@@ -59,6 +62,8 @@ def variants() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
             words = f"{name} computed in {str(dtype).removeprefix('torch.')}"
             rounded = partial(_rounded, name=name, entries=entries, made=made, dtype=dtype)
             yield name, words, "Compute in the dtype of the inputs, or in a wider one.", rounded
+    for words, change in accumulated():
+        yield "softmax", words, RESCALED, change
     for words, change in POOLS.items():
         yield "relative bias", words, "Add the entry of each distance, the outermost ones for all beyond.", change
 
@@ -124,22 +129,28 @@ def _softmax(state: State, of: OfTensor) -> State:
     return {"scores": weights, "log_sum_exp": log, "soft": True}
 
 
-def _exponentials(scores: Tensor) -> Tensor:
-    return (scores - scores.amax(-1, keepdim=True).detach()).exp()
-
-
 def _divided(state: State, axis: int) -> State:
     """Each row less its own maximum, but divided by a sum along another axis; what a row without keys has, spreads."""
     scores = state["scores"]
     empty = (scores == -INFINITY).all(-1, keepdim=True)
-    powers = answered_rows(_exponentials(scores.masked_fill(empty, 0.0)), empty, state)
+    powers = answered_rows(exponentials(scores.masked_fill(empty, 0.0)), empty, state)
     return {"scores": powers / powers.sum(axis, keepdim=True), "log_sum_exp": torch.logsumexp(scores, -1), "soft": True}
 
 
-def _shifted(scores: Tensor, by: OfTensor) -> Tensor:
-    powers = (scores - by(scores).detach()).exp()
-    weights: Tensor = powers / powers.sum(-1, keepdim=True)
-    return weights
+def _softmax_shifted(state: State, by: OfTensor) -> State:
+    """In the dtype of the inputs, or in float32 where that is narrower: it is what overflows."""
+
+    def shifted(scores: Tensor) -> Tensor:
+        own = scores.to(state["working"])
+        powers = (own - by(own).detach()).exp()
+        return (powers / powers.sum(-1, keepdim=True)).to(scores.dtype)
+
+    return _softmax(state, shifted)
+
+
+def by_overflow() -> frozenset[str]:
+    """Variants that are wrong where numbers overflow or vanish alone: NaN shows them."""
+    return frozenset(f"scores shifted by {words}" for words in SHIFTS)
 
 
 SHIFTS: dict[str, OfTensor] = {
@@ -154,6 +165,11 @@ SHIFTS: dict[str, OfTensor] = {
 
 def _padded_queries(state: State) -> State:
     return {"scores": state["scores"].masked_fill(~state["key_padding_mask"][:, None, :, None], state["hidden"])}
+
+
+def _dimmed_queries(state: State) -> State:
+    """All scores of a query that is padding become the same."""
+    return _padded_queries(state | {"hidden": torch.finfo(torch.float32).min})
 
 
 def _whole(scores: Tensor, tile: int) -> Tensor:
@@ -171,15 +187,6 @@ def _filled(scores: Tensor, tile: int) -> Tensor:
     return torch.softmax(zeros, -1)[..., : scores.shape[-1]]
 
 
-def _not_rescaled(scores: Tensor, tile: int) -> Tensor:
-    tiles = torch.nn.functional.pad(scores, (0, -scores.shape[-1] % tile), value=-INFINITY).unflatten(-1, (-1, tile))
-    top = tiles.amax(-1, keepdim=True).cummax(-2).values
-    made = (tiles - top).exp().flatten(-2)[..., : scores.shape[-1]]
-    weights: Tensor = made / made.sum(-1, keepdim=True)
-    return weights
-
-
-RESCALED = "Multiply what is accumulated by the exponential of the old maximum less the new one."
 TILED: tuple[tuple[str, str, Callable[..., Tensor]], ...] = (
     (
         "keys after the last whole tile of {} ignored",
@@ -187,18 +194,17 @@ TILED: tuple[tuple[str, str, Callable[..., Tensor]], ...] = (
         _whole,
     ),
     ("zero scores up to a multiple of {} keys", "Hide the keys that fill up the last tile.", _filled),
-    ("tiles of {} keys not rescaled to a new maximum", RESCALED, _not_rescaled),
     ("last tile of {} keys alone", RESCALED, _last),
 )
 """Softmax in tiles: what it does instead, and how it is repaired."""
 
 SOFTMAXES: dict[str, OfTensor] = {
     "softmax replaced by a sigmoid": torch.sigmoid,
-    "softmax not normalised": _exponentials,
+    "softmax not normalised": exponentials,
     "softmax of powers of 2": lambda x: torch.softmax(x * 0.6931471805599453, -1),
     "1 added to the sum of the exponentials": lambda x: x.exp() / (1.0 + x.exp().sum(-1, keepdim=True)),
     "1 added to the sum of the exponentials less the maximum": lambda x: (
-        _exponentials(x) / (1.0 + _exponentials(x).sum(-1, keepdim=True))
+        exponentials(x) / (1.0 + exponentials(x).sum(-1, keepdim=True))
     ),
     "logarithm of the softmax": lambda x: torch.log_softmax(x, -1),
     "all weight on the largest score": lambda x: (x == x.amax(-1, keepdim=True)).double() + 0.0 * x,
@@ -233,46 +239,17 @@ def _filled_keys(state: State, tile: int) -> State:
     return made | {"scores": made["scores"][..., : scores.shape[-1]]}
 
 
-def _counted_anew(state: State, name: str, tile: int) -> State:
-    places = state["key_places"][..., :1] + torch.arange(state["keys"]) % tile
+def _counted_anew(state: State, name: str, entry: str, tile: int) -> State:
+    own = state[entry]
+    places = own[..., :1] + torch.arange(own.shape[-1]) % tile
     stage = next(stage for stage in STAGES if stage.name == name)
-    return stage.change(state | {"key_places": places.expand_as(state["key_places"])})
+    return stage.change(state | {entry: places.expand_as(own)})
 
 
-def _summed(state: State, of: Callable[[Tensor], tuple[Tensor, Tensor]]) -> State:
-    """Exponentials of the scores and their sum, each as accumulated from the first tile to the last."""
-    scores = state["scores"]
-    empty = (scores == -INFINITY).all(-1, keepdim=True)
-    top = scores.masked_fill(empty, 0.0).amax(-1, keepdim=True)
-    powers, total = of(scores.masked_fill(empty, 0.0))
-    weights = answered_rows(powers / total, empty, state)
-    log = (top + total.log())[..., 0].masked_fill(empty[..., 0], -INFINITY)
-    return {"scores": weights, "log_sum_exp": log, "soft": True}
-
-
-def _of_tiles(scores: Tensor, tile: int) -> tuple[Tensor, Tensor]:
-    """Exponentials less the largest score of all, and less the largest up to their own tile."""
-    tiles = torch.nn.functional.pad(scores, (0, -scores.shape[-1] % tile), value=-INFINITY).unflatten(-1, (-1, tile))
-    running = tiles.amax(-1, keepdim=True).cummax(-2).values.detach()
-    running = running.masked_fill(running == -INFINITY, 0.0)
-    return _exponentials(scores), (tiles - running).exp().flatten(-2)[..., : scores.shape[-1]]
-
-
-def _sum_alone(scores: Tensor, tile: int) -> tuple[Tensor, Tensor]:
-    right, own = _of_tiles(scores, tile)
-    return right, own.sum(-1, keepdim=True)
-
-
-def _output_alone(scores: Tensor, tile: int) -> tuple[Tensor, Tensor]:
-    right, own = _of_tiles(scores, tile)
-    return own, right.sum(-1, keepdim=True)
-
-
-SUMMED: tuple[tuple[str, str, Callable[..., tuple[Tensor, Tensor]]], ...] = (
-    ("sum of the exponentials of tiles of {} keys not rescaled to a new maximum", RESCALED, _sum_alone),
-    ("output of tiles of {} keys not rescaled to a new maximum", RESCALED, _output_alone),
-)
-"""One of the two that are accumulated; the other one is right."""
+def _unwritten(state: State, tile: int) -> State:
+    made = next(stage for stage in STAGES if stage.name == "weighted sum").change(state)
+    rows = made["heads"].shape[-2]
+    return made | {"heads": made["heads"] * (torch.arange(rows) < rows // tile * tile).double()[:, None]}
 
 
 def _beyond(state: State, filling: bool) -> State:

@@ -18,22 +18,32 @@ MAIN = PACKAGE / "__main__.py"
 
 def again(settings: RunSettings, targets: Mapping[str, str], implementation: str, clause: str, dtype: str) -> str:
     """The command that runs one clause again: on one candidate, where there are several."""
-    rest = options_of(settings, clause, dtype)
+    return _with(settings, targets, implementation, options_of(settings, ("--clause", clause, "--dtype", dtype)))
+
+
+def checked_with(settings: RunSettings, targets: Mapping[str, str], implementation: str, options: Sequence[str]) -> str:
+    """The command that checks the same of an implementation with some more claims."""
+    clauses = [word for clause in settings.clauses for word in ("--clause", clause)]
+    dtypes = [word for dtype in settings.dtypes for word in ("--dtype", dtype)]
+    return _with(settings, targets, implementation, options_of(settings, (*options, *clauses, *dtypes)))
+
+
+def _with(settings: RunSettings, targets: Mapping[str, str], implementation: str, rest: Sequence[str]) -> str:
     if settings.commands and implementation not in targets:
         return checking((), "", rest, installed_command(), settings.commands)
     own = [targets[implementation]] if len(settings.candidates) > 1 or settings.commands else settings.candidates
     return checking(own, implementation, rest, installed_command())
 
 
-def options_of(settings: RunSettings, clause: str, dtype: str) -> list[str]:
-    """The options that run one clause in one dtype as the run did."""
+def options_of(settings: RunSettings, selected: Sequence[str]) -> list[str]:
+    """The options that judge as the run did, with these that select clauses and dtypes, or claim more."""
     conventions = [w for key, value in settings.conventions.items() for w in ("--convention", f"{key}={value}")]
     claims = settings.amendments.options()
     expected = [] if settings.expected is None else ["--expected-failures", str(settings.expected)]
     tier = [] if settings.tier == "quick" else ["--tier", settings.tier]
     device = [] if settings.device == "cpu" else ["--device", settings.device]
     process = process_options(settings)
-    return [*process, *conventions, *claims, *expected, "--clause", clause, "--dtype", dtype, *tier, *device]
+    return [*process, *conventions, *claims, *expected, *selected, *tier, *device]
 
 
 def process_options(settings: RunSettings) -> list[str]:

@@ -20,9 +20,11 @@ def explain(config: pytest.Config, status: int) -> None:
     settings, recorder = state.settings, state.recorder
     if status == ExitStatus.FAILS:
         implementations = state.selection.implementations
-        telling = post_run.record_diagnoses(
+        diagnoses = post_run.record_diagnoses(
             recorder, implementations, settings.device, state.adapter_mistakes, state.diagnosed
         )
+        state.intended |= {name: each.options for name, each in diagnoses.items() if each.options}
+        telling = {name: each.telling for name, each in diagnoses.items()}
         _explain_failures(config, telling)
     if status not in (ExitStatus.CONFORMS, ExitStatus.FAILS) or settings.clauses or not recorder.verdicts:
         return

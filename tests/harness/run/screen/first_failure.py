@@ -10,6 +10,7 @@ from attention_conformance.tests.harness.explain.diagnosis.diagnosed import fail
 from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose
 from attention_conformance.tests.harness.judge.clause_tests import PlannedCheck
 from attention_conformance.tests.harness.run.plan.selection import hushed
+from attention_conformance.tests.harness.run.plan.sharding import seconds
 from attention_conformance.tests.harness.run.post_run import attempted
 from attention_conformance.tests.harness.run.session import FirstDiagnosis, SuiteSession
 from attention_conformance.tests.report.verdict import LOSSES, Status, Verdict
@@ -76,11 +77,14 @@ class FirstFailure:
         return f"{verdict.clause} in {verdict.dtype}: {one_line(verdict.failure.message)}{place}"
 
 
-def telling_first(planned: PlannedCheck) -> int:
-    """Sorts clauses that detect most mistakes in the least time before the others, in the widest dtype first."""
+def telling_first(planned: PlannedCheck) -> tuple[int, float]:
+    """Sorts clauses that detect most mistakes in the least time before the others, those in the widest dtype first.
+
+    Of the others, what takes least comes first.
+    """
     name = planned.clause.id
     widest = planned.dtype == planned.implementation.claims.dtypes[0]
-    return TELLING.index(name) if name in TELLING and widest else len(TELLING)
+    return (TELLING.index(name), 0.0) if name in TELLING and widest else (len(TELLING), seconds(name))
 
 
 TELLING = (

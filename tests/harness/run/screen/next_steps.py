@@ -1,11 +1,12 @@
 """Next steps: the last lines of a run that does not conform, or is not complete: what to do next."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from shlex import quote
 from textwrap import wrap
+from types import MappingProxyType
 
 from attention_conformance import __version__
 from attention_conformance.spec.clauses import load
@@ -13,20 +14,30 @@ from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.judge.clause_tests import Selection, claimed
 from attention_conformance.tests.harness.judge.settings import RunSettings
 from attention_conformance.tests.harness.run.exit_status import ExitStatus
-from attention_conformance.tests.harness.run.screen.command_lines import again, explaining
+from attention_conformance.tests.harness.run.screen.command_lines import again, checked_with, explaining
 from attention_conformance.tests.report.model import VerdictsEnd
 from attention_conformance.tests.report.recorder import Recorder, environment
 from attention_conformance.tests.report.verdict import Status, Verdict
 
+NOTHING_INTENDED: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 WORD = re.compile(r"(?:'[^']*'|\S)+")
 """A word of a command line, with its quotes."""
 
 
-def next_steps(status: int, settings: RunSettings, selection: Selection, recorder: Recorder) -> list[str]:
-    """What to do after an exit with this status: nothing after a success."""
+def next_steps(
+    status: int,
+    settings: RunSettings,
+    selection: Selection,
+    recorder: Recorder,
+    intended: Mapping[str, tuple[str, ...]] = NOTHING_INTENDED,
+) -> list[str]:
+    """What to do after an exit with this status: nothing after a success.
+
+    `intended` are options under which what fails would hold, by implementation.
+    """
     match status:
         case ExitStatus.FAILS:
-            return list(_after_failures(settings, recorder))
+            return list(_after_failures(settings, recorder, intended))
         case ExitStatus.INTERRUPTED:
             if settings.budget is not None:
                 reason = "" if settings.first_screen else f", {_not_complete(recorder)}"
@@ -87,7 +98,9 @@ def _reason(selection: Selection, recorder: Recorder) -> str:
     return "as no claim calls for it"
 
 
-def _after_failures(settings: RunSettings, recorder: Recorder) -> Iterator[str]:
+def _after_failures(
+    settings: RunSettings, recorder: Recorder, intended: Mapping[str, tuple[str, ...]]
+) -> Iterator[str]:
     order = list(load())
     failing = sorted(
         (v for v in recorder.verdicts if v.status is Status.FAIL and v.level == "MUST"),
@@ -99,7 +112,11 @@ def _after_failures(settings: RunSettings, recorder: Recorder) -> Iterator[str]:
     if not failing and not lost:
         yield "an ERROR is no failure of the candidate: do what its line states; if it states nothing to do, report it"
     for first in failing[:1]:
-        yield f"{explaining(first.clause)}  explains the first failing clause"
+        if options := intended.get(first.implementation):
+            command = checked_with(settings, recorder.targets, first.implementation, options)
+            yield f"{command}  judges it as one that is meant to do so"
+        else:
+            yield f"{explaining(first.clause)}  explains the first failing clause"
         yield f"{again(settings, recorder.targets, first.implementation, first.clause, first.dtype)}  runs it alone"
     for feature in _of_all(failing) if settings.has_candidates else ():
         yield f"--without {feature}  leaves out what fails, if {failing[0].implementation} is not meant to offer it"
