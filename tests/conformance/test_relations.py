@@ -175,7 +175,7 @@ def test_padding_extension(judge: Judge) -> None:
 def test_recording(judge: Judge) -> None:
     for case in judge.cases(*claimed_combinations(judge)):
         expected = judge.expected(case, gradients=True)["output"]
-        judge.assert_answers(case, judge.problem(case).forward_only(), expected, "no gradient is recorded")
+        judge.assert_answers(case, judge.problem(case).forward_only(), expected, "where no gradient is recorded")
 
 
 @clause("relations.alternatives")

@@ -13,7 +13,7 @@ from attention_conformance.reference.expected import Expected, can_sample_rows, 
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
 from attention_conformance.spec.conventions import Alignment, EmptyRow
 from attention_conformance.spec.features import Feature, Packing, Scope
-from attention_conformance.spec.problem import Problem, lay_out
+from attention_conformance.spec.problem import HALF, Problem, lay_out
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.meeting import assert_meeting, claimed_meetings
@@ -68,6 +68,8 @@ MASKS = (
     Case(causal=True),
     Case(scale=0.3),
 )
+OF_POSITIONS: tuple[dict[str, Any], ...] = ({"alibi": True}, {"rotary_base": 100.0})
+"""Options that compute with positions, of which those beyond 256 or 2,048 are no numbers of a half type."""
 FAR: tuple[dict[str, Any], ...] = (
     {"relative_bias": 50},
     {"window_left": 70},
@@ -76,8 +78,7 @@ FAR: tuple[dict[str, Any], ...] = (
     {"query_start": 2**16 + 7},
     {"packing": Packing.LENGTHS},
     {"sinks": True},
-    {"alibi": True},
-    {"rotary_base": 100.0},
+    *OF_POSITIONS,
 )
 """Options that reach beyond a tile, each checked with many keys, and with many queries and keys."""
 EXTENSIONS: tuple[dict[str, Any], ...] = (
@@ -89,6 +90,8 @@ EXTENSIONS: tuple[dict[str, Any], ...] = (
 )
 """The same of all options, in the full tier: in the quick one they meet many keys in shapes.meetings."""
 MANY_KEYS = Case(seed=11).sized(batch=1, num_heads=2, query_length=3, key_length=1031)
+BEYOND_HALF = Case(seed=20).sized(batch=1, num_heads=1, query_length=301, key_length=301, d_k=16, d_v=16)
+"""Positions that are no numbers of bfloat16."""
 FEW_SEEN = replace(MANY_KEYS, mask=MaskKind.BOOL, pattern=Pattern.SINGLE_KEY).extended(sinks=True)
 """What many keys that nobody sees add to one that is seen."""
 MANY_OF_BOTH = Case(seed=12).sized(batch=2, num_heads=2, query_length=131, key_length=131)
@@ -205,8 +208,10 @@ def test_large(judge: Judge) -> None:
     for case in judge.cases(*decoding[:1]):
         judge.assert_conforms(case, *(_parts(judge, case) if widest else ()))
     judge.assert_all_conform(judge.cases(*([FEW_SEEN] if widest else [])))
-    options = EXTENSIONS if judge.tier.searches else FAR
-    judge.assert_all_conform(judge.cases(*(_extended(options) if widest else ())), *judge.parts())
+    options = (EXTENSIONS if judge.tier.searches else FAR) if widest else OF_POSITIONS if judge.dtype in HALF else ()
+    judge.assert_all_conform(judge.cases(*_extended(options)), *judge.parts())
+    places = judge.claims.premises.rotary_base is not None or judge.claims.premises.alibi
+    judge.assert_all_conform(judge.cases(*([BEYOND_HALF] if places and not widest else [])))
 
 
 def _many_heads(scope: Scope) -> Iterator[Case]:
@@ -245,7 +250,7 @@ def _extended(of_options: Sequence[dict[str, Any]]) -> Iterator[Case]:
     for options, sized in product(of_options, (MANY_KEYS, MANY_OF_BOTH)):
         causal = "query_start" in options or options.get("packing") is Packing.LENGTHS
         yield replace(sized, causal=causal).extended(**options)
-    for sized in (MANY_KEYS, MANY_OF_BOTH):
+    for sized in (MANY_KEYS, MANY_OF_BOTH) if of_options else ():
         yield sized.sized(num_kv_heads=1)
 
 
