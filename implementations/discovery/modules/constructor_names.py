@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from math import isqrt
+from types import ModuleType
 from typing import Any, get_type_hints
 
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -277,15 +278,22 @@ def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = Fa
 
 
 def _defaults(kind: Any, hint: object) -> object:
-    """The settings by default: of the class that the constructor names, or of that of its module with its first name.
+    """The settings by default: of the class that the constructor names, or of one of its module.
 
-    Such as those of `GPT2Config` for `GPT2Attention`; None where there is no such class, or it needs arguments.
+    Of that with its first name, such as `GPT2Config` for `GPT2Attention`, or of the only one. None where there is no
+    such class, or it needs arguments.
     """
     module = sys.modules.get(str(getattr(kind, "__module__", "")))
     own = vars(module) if module else {}
     names = sorted((n for n in own if n.endswith("Config") and _begins(kind, n)), key=len)
-    found = [each for each in (hint, *(own[name] for name in reversed(names))) if isinstance(each, type)]
-    return next((made.value for each in found if not (made := safe_call(each)).error), None)
+    alone = [each for name, each in own.items() if name.endswith("Config") and _is_of(each, module)]
+    found = [hint, *(own[name] for name in reversed(names)), *(alone if len(alone) == 1 else [])]
+    kinds = [each for each in found if isinstance(each, type)]
+    return next((made.value for each in kinds if not (made := safe_call(each)).error), None)
+
+
+def _is_of(kind: object, module: ModuleType | None) -> bool:
+    return isinstance(kind, type) and module is not None and kind.__module__ == module.__name__
 
 
 def _begins(kind: Any, name: str) -> bool:

@@ -152,8 +152,9 @@ def test_one_head_is_left_out_where_it_has_other_parameters(make: Make) -> None:
     assert_conforms(made)
 
 
-def test_settings_that_nobody_names_are_those_by_default(make: Make) -> None:
-    defaults = "class MineConfig:\n    def __init__(self, n_embd=768):\n        self.scaled = True\n"
+@pytest.mark.parametrize("config", ["MineConfig", "GPTConfig"])
+def test_settings_that_nobody_names_are_those_by_default(make: Make, config: str) -> None:
+    defaults = f"class {config}:\n    def __init__(self, n_embd=768):\n        self.scaled = True\n"
     text = SETTINGS.format(annotation="").replace("class f(", "class MineAttention(")
     scaled = text.replace("self.h = ", "self.scaled, self.h = config.scaled, ")
     text = scaled.replace("attend(q, k, v)", "attend(q if self.scaled else 2 * q, k, v)")
