@@ -22,6 +22,7 @@ VARIED = (
     Case(seed=94, causal=True).sized(query_length=7),
     Case(seed=95, causal=True, padding=Padding.RIGHT).sized(query_length=7),
     Case(seed=96, scale=0.3, mask=MaskKind.INFINITE, mask_shape=MaskShape.SHARED),
+    Case(seed=97, mask=MaskKind.FLOAT, causal=True).sized(query_length=7),
 )
 EXTENDED = (
     Case(seed=191).extended(rotary_base=100.0),

@@ -359,7 +359,7 @@ def _has_modes(plan: ModulePlan) -> bool:
 def _alternatives(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     """Other ways to build and call it that should give the same answer."""
     yield from _called_otherwise(plan)
-    if plan.check.claims.premises.causal and _has_modes(plan):
+    if plan.check.claims.premises.causal:
         yield from ((way, plan.run(call, extras={})) for way, call in calls_in_pieces(plan.make.kind, plan.call))
     if not plan.evaluating and _has_modes(plan):
         yield "in evaluation mode", plan.run(evaluating=True, extras={})

@@ -55,7 +55,7 @@ class InPieces:
             getattr(module, method)(**{n: size or len(given["query"]) for n, size in sizes.items()})
         if tokens < LEAST or any(getattr(problem, name) is not None for name in ("attn_mask", "key_padding_mask")):
             return self.call(module, given, problem)
-        cuts, outputs, past = (0, (tokens + 1) // 2, tokens - 1, tokens), [], None
+        cuts, outputs, past = (0, (tokens - 1) // 2, tokens - 1, tokens), [], None
         for start, stop in pairwise(cuts):
             if start == stop:
                 continue
