@@ -1,7 +1,7 @@
 """JAX adapters: a function of JAX arrays becomes an implementation, in one line. JAX is an extra: `pip install jax`."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any
@@ -37,7 +37,7 @@ class JaxOp:
         """Answers the problem."""
         import jax
 
-        with _in_float64(), seeded(problem), jax.default_device(jax.devices(device.partition(":")[0])[0]):
+        with _wide_enough(problem.dtype), seeded(problem), jax.default_device(jax.devices(device.partition(":")[0])[0]):
             given = {name: jax.numpy.asarray(array) for name, array in problem.arrays().items()}
 
             def call(leaves: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -65,13 +65,11 @@ jax_op = JaxOp
 """The name by which adapters call it."""
 
 
-@contextmanager
-def _in_float64() -> Iterator[None]:
-    """Without this option JAX computes in float32."""
+def _wide_enough(dtype: str) -> AbstractContextManager[object]:
+    """Without this option JAX computes in float32; with it, plain numbers are float64, for which much code is not written."""
     import jax
 
-    with jax.enable_x64(True):
-        yield
+    return jax.enable_x64(True) if dtype == "float64" else nullcontext()
 
 
 def is_jax(answer: object) -> bool:

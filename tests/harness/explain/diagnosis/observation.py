@@ -249,12 +249,16 @@ def observed(
     return replace(made, errors=errors, failing=max(errors.values()) > 1.0)
 
 
+MANY_SCORES = 2**14
+"""So many take the reference as long as some small cases: a budget of calls would be one of minutes."""
+
+
 @dataclass
 class Prober:
     """Answers whether the candidate fails cases that are made for the question, a limited number of them.
 
     Attributes:
-        left: how many calls may still be made.
+        left: how many calls may still be made; one with many scores counts as several.
         seen: what was observed so far.
         whole: whether rows without any key are compared, too.
         drift: that of the failing case from which others are made: a case with half as much of it fails as well, and
@@ -288,7 +292,8 @@ class Prober:
             whole_groups = case.sizes.num_heads % case.sizes.kv_heads == 0
             if not whole_groups or isinstance(fitted, Unsupported) or fitted.sizes != case.sizes or self.left <= 0:
                 return None
-            self.left -= 1
+            s = fitted.sizes
+            self.left -= 1 + s.batch * s.num_heads * s.query_length * s.key_length // MANY_SCORES
             made = observed(self.implementation, fitted, self.dtype, self.parts, self.device)
             if not made.tells(self.raised):
                 return self.seen.setdefault(case, None)
