@@ -11,7 +11,7 @@ from attention_conformance.implementations.api.contract import Claims, Unsupport
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.one_key_head import with_key_heads
 from attention_conformance.implementations.discovery.modules.bare import Inputs
-from attention_conformance.implementations.discovery.modules.constructor_names import longest
+from attention_conformance.implementations.discovery.modules.constructor_names import MOST_SAMPLES, longest
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.module_masks import fit_form
@@ -65,8 +65,25 @@ def needs_even(make: Constructor, call: ModuleCall) -> bool:
     return even is not None and odd is None
 
 
-def fit_of_call(call: ModuleCall, even_heads: bool, limited: bool, kv_heads: int, case: Case) -> Case | Unsupported:
+def most_samples(make: Constructor, call: ModuleCall) -> int:
+    """How many samples it takes at most, as where it is built for a number of them, whose cache it holds; 0: any."""
+
+    def answers(samples: int) -> bool:
+        inputs = [torch.zeros(samples, make.tokens, make.width)] * 3
+        return safe_call(lambda: call.plain(built(make), inputs, make.heads)).value is not None
+
+    with torch.random.fork_rng(devices=[]):
+        if answers(MOST_SAMPLES + 1):
+            return 0
+        return next((count for count in range(MOST_SAMPLES, 0, -1) if answers(count)), 0)
+
+
+def fit_of_call(
+    call: ModuleCall, even_heads: bool, limited: bool, samples: int, kv_heads: int, case: Case
+) -> Case | Unsupported:
     """The nearest case that it supports."""
+    if samples:
+        case = case.sized(batch=min(samples, case.sizes.batch))
     if limited:
         s, most = case.sizes, longest(case.sizes.num_heads)
         case = case.sized(query_length=min(most, s.query_length), key_length=min(most, s.key_length))

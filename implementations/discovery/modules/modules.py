@@ -57,6 +57,7 @@ from attention_conformance.implementations.discovery.modules.layout import (
     fit_of_call,
     fit_of_heads,
     has_tables,
+    most_samples,
     needs_even,
     usual_fit,
 )
@@ -203,11 +204,10 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
     even = call.rotates or (needs_even(make, call) and not has_published_interface(kind))
-    limited = has_tables(make)
-    if call.form in SHAPES or even or limited:
-        check = replace(
-            check, claims=replace(check.claims, fit=partial(fit_of_call, call, even, limited, make.kv_heads))
-        )
+    limited, samples = has_tables(make), most_samples(make, call)
+    if call.form in SHAPES or even or limited or samples:
+        fit = partial(fit_of_call, call, even, limited, samples, make.kv_heads)
+        check = replace(check, claims=replace(check.claims, fit=fit))
     check, sizes = (check, []) if has_published_interface(kind) else with_head_sizes(make, call, check)
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))

@@ -217,3 +217,25 @@ def test_constructors_of_model_code(make: Make, text: str, flags: str) -> None:
     made = make(START + text)
     assert (f"built with {flags}=True" in made.about) is bool(flags)
     assert_conforms(made)
+
+
+HELD = """
+class f(nn.Module):
+    def __init__(self, dim, n_heads, max_batch_size=4):
+        super().__init__()
+        self.h, self.held = n_heads, torch.zeros(max_batch_size, 1)
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        self.held[:len(x)] = x.detach()[:, :1, 0]
+        q, k, v = (each.unflatten(-1, (self.h, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        return self.out(attend(q, k, v)[0].transpose(1, 2).flatten(2))
+"""
+
+
+def test_samples_beyond_those_that_a_module_is_built_for_are_not_given(make: Make) -> None:
+    made = make(START + HELD)
+    fitted = fit(Case().sized(batch=257), made.claims)
+    assert not isinstance(fitted, Unsupported)
+    assert fitted.sizes.batch == 4
+    assert_conforms(made)
