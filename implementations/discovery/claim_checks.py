@@ -305,7 +305,7 @@ def _is_of_biases(check: ClaimCheck, output: Floats, case: Case) -> bool:
     """Whether an answer without keys has the bias of the values, as where it is added after the weighted sum."""
     fitted = fit(case, check.claims)
     given = {} if isinstance(fitted, Unsupported) else build(fitted, check.dtype).parameters
-    if not {"b_v", "w_o"} <= given.keys():
+    if not {"b_v", "w_o"} <= given.keys() or len(given["b_v"]) != len(given["w_o"]):
         return False
     row = given["b_v"].astype(np.float64) @ given["w_o"] + given.get("b_o", np.zeros(1))
     return near(output, np.broadcast_to(row, output.shape))

@@ -1,6 +1,7 @@
 """Chapter 13, effects: a call answers, and leaves the world as it was."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from attention_conformance.implementations.api.global_state import global_state
@@ -22,8 +23,9 @@ VARIED = (
     Case(seed=94, causal=True).sized(query_length=7),
     Case(seed=95, causal=True, padding=Padding.RIGHT).sized(query_length=7),
     Case(seed=96, scale=0.3, mask=MaskKind.INFINITE, mask_shape=MaskShape.SHARED),
-    Case(seed=97, mask=MaskKind.FLOAT, causal=True).sized(query_length=7),
 )
+MASK_AND_FLAG = Case(seed=97, mask=MaskKind.FLOAT, causal=True).sized(query_length=7)
+"""Which some refuse, and others add up in the caller's mask."""
 EXTENDED = (
     Case(seed=191).extended(rotary_base=100.0),
     Case(seed=192).extended(alibi=True),
@@ -54,6 +56,10 @@ def test_inputs(judge: Judge) -> None:
     for case in judge.cases(*VARIED, *EXTENDED):
         for problem in judge.problems(case):
             _assert_undisturbed(judge, case, problem)
+    for case in judge.cases(MASK_AND_FLAG):
+        with suppress(CandidateError):
+            judge.run(judge.problem(case))
+            _assert_undisturbed(judge, case, judge.problem(case))
     for name in judge.implementation.alternatives:
         along = judge.along(name)
         for case in along.cases(*VARIED[:2]):
