@@ -52,13 +52,17 @@ NUMBERS_ADDED = frozenset({Feature.FLOAT_MASK, Feature.MASK_GRADIENT})
 OF_MASKS = NUMBERS_ADDED | {Feature.BOOL_MASK}
 
 
-def without_mask_objects(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
-    """The check without masks where every kind of them raises because an object with arrays inside is expected."""
+def without_refused_masks(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check without masks where every kind of them raises: as an object with arrays inside is expected, or as a
+    statement of its own refuses them, whatever its name promises.
+    """
     kinds = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
-    wanted = [check.run(case).wanted for feature, case in kinds.items() if feature in check.claims]
-    if not wanted or not all(wanted):
+    outcomes = [check.run(case) for feature, case in kinds.items() if feature in check.claims]
+    if not outcomes or not all(each.wanted or each.refused for each in outcomes):
         return check, []
-    return check.without(OF_MASKS), [unclaimed("masks", f"it takes an object with {wanted[0]!r}, and no array")]
+    wanted = outcomes[0].wanted
+    why = f"it takes an object with {wanted!r}, and no array" if wanted else outcomes[0].error
+    return check.without(OF_MASKS), [unclaimed("masks", why)]
 
 
 def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list[str]]:

@@ -55,7 +55,7 @@ from attention_conformance.implementations.discovery.functions.function_calls im
 from attention_conformance.implementations.discovery.functions.function_masks import (
     with_mask_form,
     without_ignored,
-    without_mask_objects,
+    without_refused_masks,
 )
 from attention_conformance.implementations.discovery.functions.given_sizes import with_what_is_needed
 from attention_conformance.implementations.discovery.functions.on_request import with_all_it_returns
@@ -201,7 +201,7 @@ def _usual_candidate(
     if not interface and options.spelled.get("bool_mask") in MASK_NAMES and "bool-mask" not in settings:
         check, masks = with_mask_form(check, kind)
     elif not interface:
-        check, masks = without_mask_objects(check)
+        check, masks = without_refused_masks(check)
     check, ignored = without_ignored(check, options)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *lengths, *ignored]

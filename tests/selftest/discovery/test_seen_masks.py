@@ -228,3 +228,13 @@ def f(q, k, v, mask=None):
     assert ("with its masks as integers" in made.alternatives) is (wrong is not None)
     (found,) = run(made, ("relations.alternatives",), ("float64",))
     assert (found.status is Status.FAIL) is bool(wrong)
+
+
+@pytest.mark.parametrize("refusal", ["raise NotImplementedError", "raise ValueError('no masks')"])
+def test_a_promised_mask_that_is_refused_is_not_claimed(make: Make, refusal: str) -> None:
+    taken = "def f(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):"
+    refused = f"    if attn_mask is not None:\n        {refusal}"
+    made = make(f"{taken}\n{refused}\n    return attend(query, key, value, None, is_causal, scale)[0]\n")
+    assert not {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT} & made.claims.features
+    assert Feature.CAUSAL in made.claims.features
+    assert_conforms(made)
