@@ -89,7 +89,8 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
     ),
     Size.LENGTH: (
         *("context_length", "context_size", "block_size", "ctx_len", "n_ctx", "seq_len", "seq_length", "window"),
-        *("max_len", "max_length", "max_seq_len", "max_seq_length", "max_position_embeddings", "max_sequence_length"),
+        *("max_len", "max_length", "max_seq_len", "max_seq_length", "max_positions", "max_sequence_length"),
+        "max_position_embeddings",
         *("maximum_sequence_length", "n_timesteps", "num_timesteps", "timesteps"),
     ),
     Size.SAMPLES: ("max_batch_size", "batch_size", "max_batch", "max_bs"),

@@ -1,6 +1,7 @@
 """Layouts of modules: which axis is that of the samples, which parameters are for which heads, and what that allows."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -11,13 +12,16 @@ from attention_conformance.implementations.api.contract import Claims, Unsupport
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.one_key_head import with_key_heads
 from attention_conformance.implementations.discovery.modules.bare import Inputs
-from attention_conformance.implementations.discovery.modules.constructor_names import MOST_SAMPLES, longest
+from attention_conformance.implementations.discovery.modules.constructor_names import LONGEST, MOST_SAMPLES, longest
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.module_masks import fit_form
 from attention_conformance.implementations.discovery.modules.parameters import patterns
 from attention_conformance.implementations.discovery.probe import HALF
 from attention_conformance.spec.cases import Case
+
+MOST_SIZES = 6
+"""Sizes of its arrays that are tried as numbers of tokens."""
 
 
 def length_first(
@@ -65,28 +69,51 @@ def needs_even(make: Constructor, call: ModuleCall) -> bool:
     return even is not None and odd is None
 
 
-def most_samples(make: Constructor, call: ModuleCall) -> int:
-    """How many samples it takes at most, as where it is built for a number of them, whose cache it holds; 0: any."""
+@dataclass(frozen=True)
+class Limits:
+    """What a module is built for, and takes no more of.
 
-    def answers(samples: int) -> bool:
-        inputs = [torch.zeros(samples, make.tokens, make.width)] * 3
+    Attributes:
+        tables: it has arrays with a row for each token that it is built for.
+        samples, tokens: seen by calls; 0: any number.
+    """
+
+    tables: bool
+    samples: int
+    tokens: int
+
+    def __bool__(self) -> bool:
+        return self.tables or self.samples > 0 or self.tokens > 0
+
+    def within(self, case: Case) -> Case:
+        """The case with as many samples and tokens at most."""
+        s = case.sizes
+        most = min(self.tokens or LONGEST, longest(s.num_heads) if self.tables else LONGEST)
+        if self.tables or self.tokens:
+            case = case.sized(query_length=min(most, s.query_length), key_length=min(most, s.key_length))
+        return case.sized(batch=min(self.samples, s.batch)) if self.samples else case
+
+
+def limits_of(make: Constructor, call: ModuleCall) -> Limits:
+    """Its limits: of samples by calls with more and more; of tokens where a number of them is a size of its arrays."""
+
+    def answers(samples: int, tokens: int) -> bool:
+        inputs = [torch.zeros(samples, tokens, make.width)] * 3
         return safe_call(lambda: call.plain(built(make), inputs, make.heads)).value is not None
 
     with torch.random.fork_rng(devices=[]):
-        if answers(MOST_SAMPLES + 1):
-            return 0
-        return next((count for count in range(MOST_SAMPLES, 0, -1) if answers(count)), 0)
+        counts = [MOST_SAMPLES + 1, *range(MOST_SAMPLES, 0, -1)]
+        samples = next((count for count in counts if answers(count, make.tokens)), 0)
+        module = built(make)
+        sizes = {size for each in (*module.buffers(), *module.parameters()) for size in each.shape}
+        longer = sorted(size for size in sizes if make.tokens < size < LONGEST)[:MOST_SIZES]
+        tokens = next((size for size in longer if answers(1, size) and not answers(1, size + 1)), 0)
+    return Limits(has_tables(make), 0 if samples > MOST_SAMPLES else samples, tokens)
 
 
-def fit_of_call(
-    call: ModuleCall, even_heads: bool, limited: bool, samples: int, kv_heads: int, case: Case
-) -> Case | Unsupported:
+def fit_of_call(call: ModuleCall, even_heads: bool, limits: Limits, kv_heads: int, case: Case) -> Case | Unsupported:
     """The nearest case that it supports."""
-    if samples:
-        case = case.sized(batch=min(samples, case.sizes.batch))
-    if limited:
-        s, most = case.sizes, longest(case.sizes.num_heads)
-        case = case.sized(query_length=min(most, s.query_length), key_length=min(most, s.key_length))
+    case = limits.within(case)
     width = case.sizes.d_k + case.sizes.d_k % 2
     even = case.sized(d_k=width, d_v=width if case.sizes.d_v == case.sizes.d_k else case.sizes.d_v)
     formed = fit_form(even if even_heads else case, call.form)

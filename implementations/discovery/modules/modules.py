@@ -56,8 +56,7 @@ from attention_conformance.implementations.discovery.modules.head_sizes import w
 from attention_conformance.implementations.discovery.modules.layout import (
     fit_of_call,
     fit_of_heads,
-    has_tables,
-    most_samples,
+    limits_of,
     needs_even,
     usual_fit,
 )
@@ -204,9 +203,9 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
     even = call.rotates or (needs_even(make, call) and not has_published_interface(kind))
-    limited, samples = has_tables(make), most_samples(make, call)
-    if call.form in SHAPES or even or limited or samples:
-        fit = partial(fit_of_call, call, even, limited, samples, make.kv_heads)
+    limits = limits_of(make, call)
+    if call.form in SHAPES or even or limits:
+        fit = partial(fit_of_call, call, even, limits, make.kv_heads)
         check = replace(check, claims=replace(check.claims, fit=fit))
     check, sizes = (check, []) if has_published_interface(kind) else with_head_sizes(make, call, check)
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)

@@ -239,3 +239,15 @@ def test_samples_beyond_those_that_a_module_is_built_for_are_not_given(make: Mak
     assert not isinstance(fitted, Unsupported)
     assert fitted.sizes.batch == 4
     assert_conforms(made)
+
+
+def test_tokens_beyond_those_that_a_module_has_rows_for_are_not_given(make: Make) -> None:
+    rows = HELD.replace("max_batch_size=4", "rows=512").replace("torch.zeros(max_batch_size, 1)", "0")
+    text = rows.replace(
+        "self.qkv,", "self.register_buffer('ones', torch.ones(rows, 1), persistent=False)\n        self.qkv,"
+    )
+    made = make(START + text.replace("self.held[:len(x)] = x.detach()[:, :1, 0]", "x = x * self.ones[:x.shape[1]]"))
+    fitted = fit(Case().sized(query_length=1031, key_length=1031), made.claims)
+    assert not isinstance(fitted, Unsupported)
+    assert fitted.sizes.query_length == fitted.sizes.key_length == 512
+    assert_conforms(made)
