@@ -19,7 +19,7 @@ LONGEST = 2048
 """Tokens that a module is built for, where it is built for a number of them."""
 FEW_HEADS = 32
 """More heads are built for fewer tokens: each may have a square table of its own, and 256 of them take gigabytes."""
-MOST_SAMPLES = 8
+MOST_SAMPLES = 16
 """Samples that a module is built for, where it is built for a number of them."""
 
 
