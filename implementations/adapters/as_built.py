@@ -171,7 +171,7 @@ def _taken(problem: Problem, axis: int, positions: Sequence[int] | range | Array
 
 
 def moved_at(array: Array, token: int) -> Array:
-    """The array with another token there, which no norm makes the same: its components are turned round and tilted."""
+    """The array with another token there, which no norm makes the same: components are reversed, and a ramp added."""
     moved = array.copy()
     moved[:, token] = 1.5 * array[:, token, ::-1] + np.linspace(-1.0, 2.0, array.shape[-1])
     return moved

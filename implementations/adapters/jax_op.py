@@ -66,7 +66,7 @@ jax_op = JaxOp
 
 
 def _wide_enough(dtype: str) -> AbstractContextManager[object]:
-    """Without this option JAX computes in float32; with it plain numbers are float64, as little code expects."""
+    """Without this option JAX computes in float32; with it, numbers without a dtype are float64."""
     import jax
 
     return jax.enable_x64(True) if dtype == "float64" else nullcontext()

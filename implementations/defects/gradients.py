@@ -195,6 +195,10 @@ def log_sum_exp_kept_in_half_for_the_backward_pass(query: Tensor, key: Tensor, v
     return Steps(softmax=softmax, mix=mix)(query, key, value, **options)
 
 
+COMPONENTS = 128
+"""Of the sum that is added up one by one."""
+
+
 class _CentredInHalf(torch.autograd.Function):
     """A softmax whose gradient takes away a sum over components that has been added up in a half type."""
 
@@ -213,9 +217,6 @@ class _CentredInHalf(torch.autograd.Function):
         for _ in range(COMPONENTS):
             total = total + (centre / COMPONENTS).to(ctx.dtype)
         return weights * (gradient - total.to(gradient.dtype)), None
-
-
-COMPONENTS = 128
 
 
 @breaks(

@@ -234,7 +234,7 @@ def is_usual(slopes: Sequence[float]) -> bool:
 def begins_interleaved(slopes: Sequence[float]) -> bool:
     """Whether they begin as those of the powers of two around so many heads, and are of no one ratio.
 
-    The first ones are those of a power of two; whether the further ones are right is for the suite to find out.
+    The first ones are those of a power of two; whether the later ones are right is for the suite to find out.
     """
     ratio, interleaved = usual_slopes(len(slopes))
     first = 2 ** (len(slopes).bit_length() - 1)

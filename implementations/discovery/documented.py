@@ -36,7 +36,7 @@ PUBLISHED = {
     *("attn_mask", "dropout_p", PUBLISHED_FLAG, "scale", "enable_gqa", "bias", "mask", "query_seq_lengths"),
     *("key_value_seq_lengths", "local_window_size", "implementation", "return_residual"),
 }
-"""What these functions take besides query, key and value."""
+"""What these functions take in addition to query, key and value."""
 
 
 def chooses_corner(target: object) -> bool:

@@ -14,7 +14,6 @@ from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Scores, Sharing
 from attention_conformance.spec.conventions import DefaultScale, EmptyRow
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.spec.premises import NO_PREMISES
 from attention_conformance.spec.problem import HALF, Array
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -189,8 +188,6 @@ def _assert_gradients(judge: Judge, case: Case, cotangent: Array, context: str) 
 
 @clause("gradients.same-weights", dtypes=HALF)
 def test_same_weights(judge: Judge) -> None:
-    if replace(judge.claims.premises, causal=False, scale=None) != NO_PREMISES:
-        return
     rows = KEYS if judge.claims.premises.causal else 1
     for case in judge.cases(Case(seed=77).sized(batch=1, query_length=rows, key_length=KEYS, d_k=WIDTH, d_v=WIDTH)):
         problem = judge.problem(case)

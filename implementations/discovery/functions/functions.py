@@ -128,9 +128,7 @@ def function_candidate(
         return _usual_candidate(name, function, settings, device, premises)
     from attention_conformance.implementations.discovery.functions.laid_out import attends_elsewhere
     from attention_conformance.implementations.discovery.functions.merged_heads import with_plain_output
-    from attention_conformance.implementations.discovery.functions.needed_slopes import with_needed_slopes
 
-    function = with_needed_slopes(function) or function
     if (needed := with_what_is_needed(function)) is not None:
         made = function_candidate(name, needed, settings, device, premises)
         return replace(made, about=f"{made.about}; {needed.about}", stated=(*made.stated, needed.about))

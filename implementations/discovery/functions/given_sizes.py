@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.functions.needed_slopes import NeededSlopes, with_needed_slopes
 from attention_conformance.implementations.discovery.functions.needed_tables import (
     NeededTables,
     of_each_kind,
@@ -23,8 +24,6 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
 from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, KNOWN_NAMES
 
-MOST = 24
-"""Combinations that are tried."""
 HEADS = "num_heads"
 """The parameter that it keeps where its inputs have the widths of all heads in one axis."""
 
@@ -173,6 +172,6 @@ def with_given_sizes(function: Callable[..., Any]) -> GivenSizes | None:
     return None
 
 
-def with_what_is_needed(function: Callable[..., Any]) -> NeededTables | GivenSizes | None:
-    """The function, given the tables, gradients or sizes that it needs; None where it needs none of these."""
-    return with_needed_tables(function) or with_given_sizes(function)
+def with_what_is_needed(function: Callable[..., Any]) -> NeededSlopes | NeededTables | GivenSizes | None:
+    """The function, given the slopes, tables, gradients or sizes that it needs; None where it needs none of these."""
+    return with_needed_slopes(function) or with_needed_tables(function) or with_given_sizes(function)

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
@@ -38,6 +37,11 @@ class NeededSlopes:
         named = [p if p.name in inputs else p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values()]
         return own.replace(parameters=[p.replace(default=None) if p.name == self.slopes else p for p in named])
 
+    @property
+    def about(self) -> str:
+        """For a note."""
+        return f"given zeros in {self.slopes!r} where a problem has no slopes"
+
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """The function's answer."""
         if options.get(self.slopes) is None:
@@ -46,7 +50,7 @@ class NeededSlopes:
 
 
 def _zeros(query: Any, heads: int) -> Any:
-    return torch.zeros(heads, device=query.device) if isinstance(query, torch.Tensor) else np.zeros(heads, np.float32)
+    return query.new_zeros(heads).float() if hasattr(query, "new_zeros") else np.zeros(heads, np.float32)
 
 
 def with_needed_slopes(function: Callable[..., Any]) -> NeededSlopes | None:
@@ -66,4 +70,4 @@ def _inputs(axis: int) -> Iterator[Any]:
     """Arrays of each kind and, of torch, dtype, with 3 heads on an axis."""
     arrays = of_each_kind((2, 3, 5, 4) if axis == 1 else (2, 5, 3, 4))
     yield from arrays
-    yield from (arrays[0].to(dtype) for dtype in (torch.float64, torch.bfloat16, torch.float16))
+    yield from (arrays[0].double(), arrays[0].bfloat16(), arrays[0].half())

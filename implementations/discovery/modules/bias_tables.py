@@ -159,7 +159,11 @@ def tables_of(make: Constructor, module: nn.Module, call: Call) -> Mapping[str, 
         oblong = replace(make, sizes=sizes, options={**make.options, name: SIDES}, tokens=math.prod(SIDES))
         tables = partial(Tables, partial(built_for, oblong, True), call)
         rows = math.prod(2 * side - 1 for side in SIDES)
-        paths = [path for path, p in oblong(12, 3).named_parameters() if len(p) == rows and _is_of_biases(path)]
+        paths = [
+            path
+            for path, p in oblong(oblong.width, oblong.heads).named_parameters()
+            if len(p) == rows and _is_of_biases(path)
+        ]
         found |= {f"the rows of {path}": WindowRows(tables(path)) for path in paths}
     return found
 

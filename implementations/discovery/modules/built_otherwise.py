@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.modules.constructor_names import size_of
+from attention_conformance.implementations.discovery.modules.constructor_names import size_of, texts_compared
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor
@@ -56,7 +55,7 @@ def _values(make: Constructor, option: inspect.Parameter) -> tuple[object, ...]:
     if isinstance(default, bool):
         return (not default,)
     if isinstance(default, str):
-        return tuple(islice((text for text in _texts(make.kind, option.name) if text != default), 1))
+        return tuple(islice((text for text in texts_compared(make.kind, option.name) if text != default), 1))
     off = default is None or (isinstance(default, int | float) and default == 0)
     if not off or size_of(option.name) is not None:
         return ()
@@ -68,10 +67,3 @@ def _values(make: Constructor, option: inspect.Parameter) -> tuple[object, ...]:
         return (2.0,)
     by_type = {"bool": True, "int": 2, "float": 0.5}
     return tuple(value for name, value in by_type.items() if name in written) or ((True,) if default is None else (2,))
-
-
-def _texts(kind: object, name: str) -> list[str]:
-    """What the code of a class compares an option with."""
-    text = safe_call(lambda: inspect.getsource(kind)).value or ""  # type: ignore[arg-type]  # anything may be tried
-    found = re.findall(rf"\b{name}\s*(?:==|!=|in)\s*[\[({{]?\s*([\"'])([\w-]+)\1", text)
-    return [word for _, word in found]

@@ -239,7 +239,7 @@ def compared(kind: Any, name: str) -> object:
 def texts_compared(kind: Any, name: str) -> list[str]:
     """The texts that the code of a class compares a name with, each once."""
     text = safe_call(lambda: inspect.getsource(kind)).value or ""
-    found = re.finditer(rf"\b{name}\s*(?:==|in)\s*[\[({{]?\s*([\"'])([\w-]+)\1", text)
+    found = re.finditer(rf"\b{name}\s*(?:==|!=|in)\s*[\[({{]?\s*([\"'])([\w-]+)\1", text)
     return list(dict.fromkeys(each.group(2) for each in found))
 
 

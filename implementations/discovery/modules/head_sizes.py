@@ -17,8 +17,8 @@ from attention_conformance.spec.cases import Case
 
 TRIED = ((1, 1), (1, 2), (2, 3), (3, 5), (4, 7), (5, 2))
 """Numbers of heads and their widths."""
-FURTHER, MORE_HEADS = 64, 4
-"""So many widths, and further numbers of heads, are tried, from those of a case on."""
+MORE_WIDTHS, MORE_HEADS = 64, 4
+"""So many widths, and so many larger numbers of heads, are tried, from those of a case on."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class HeadSizes:
         if isinstance(fitted, Unsupported):
             return fitted
         heads, least = fitted.sizes.num_heads, fitted.sizes.d_k
-        for number, width in product(self._numbers(fitted), range(least, least + FURTHER)):
+        for number, width in product(self._numbers(fitted), range(least, least + MORE_WIDTHS)):
             sized = fitted.sized(d_k=width, d_v=width if fitted.sizes.d_v == least else fitted.sizes.d_v)
             wider = self.own(sized if number == heads else sized.sized(num_heads=number))
             if isinstance(wider, Case) and wider.sizes.d_k == width and not self.refusal(number, width):

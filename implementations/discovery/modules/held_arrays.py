@@ -85,10 +85,8 @@ def plain_class(kind: type) -> type[nn.Module] | None:
                 owner[at] = arrays[path]
             return getattr(made, name)(*inputs, **options)
 
-        empty, framework = (
-            getattr(made, emptying) if emptying else lambda: None,
-            framework_of(next(iter(kept.values()))),
-        )
+        empty = getattr(made, emptying) if emptying else lambda: None
+        framework = framework_of(next(iter(kept.values())))
         backward = backward_of(made) if framework == "numpy" else None
         return Held(kept, answer, framework, empty=empty, backward=backward)
 

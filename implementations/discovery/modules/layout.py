@@ -18,6 +18,7 @@ from attention_conformance.implementations.discovery.modules.forwards import Mod
 from attention_conformance.implementations.discovery.modules.module_masks import fit_form
 from attention_conformance.implementations.discovery.modules.parameters import patterns
 from attention_conformance.implementations.discovery.probe import HALF
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case
 
 MOST_SIZES = 6
@@ -84,6 +85,12 @@ class Limits:
 
     def __bool__(self) -> bool:
         return self.tables or self.samples > 0 or self.tokens > 0
+
+    @property
+    def notes(self) -> list[str]:
+        """On what is not given because of what was seen by calls."""
+        counts = {"samples": self.samples, "tokens": self.tokens}
+        return [unclaimed(f"more than {most} {what}", "it raises with more") for what, most in counts.items() if most]
 
     def within(self, case: Case) -> Case:
         """The case with as many samples and tokens at most."""

@@ -16,7 +16,7 @@ USUAL = ("bias", "batch_first")
 
 def left_out(make: Constructor, call: ModuleCall) -> list[str]:
     """The notes on it; nothing where there is none."""
-    flags = [f"{name}={given}" for name, given in make.options.items() if _is_told(name, given)]
+    flags = [f"{name}={given}" for name, given in make.options.items() if _is_stated(name, given)]
     outside = [*make.left_out, *(f"{path!r} ({fill})" for path, fill in make.held.items())]
     outside += [f"the rotation of {name!r}" for name in make.unrotated]
     outside += [f"{n!r} ({each})" for n, each in call.tables.items() if each in ADDITIVE or each in ROTATIONS]
@@ -28,7 +28,7 @@ def left_out(make: Constructor, call: ModuleCall) -> list[str]:
     return [*built, *([f"judged without {', '.join([*outside[:MOST_NAMED], *more])}"] if outside else [])]
 
 
-def _is_told(name: str, given: object) -> bool:
+def _is_stated(name: str, given: object) -> bool:
     """Whether an option of its constructor is a flag that is set, or a text."""
     return (given is True and name not in USUAL) or (isinstance(given, str) and name != "device")
 

@@ -120,9 +120,9 @@ def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
     needed = list(islice(with_needed(calls, make.kind), MOST_CALLS))
     looks = looked_at(make)
     first = next(looks)
-    attempts = [(first, calls, False), (first, needed, False)]
-    further = ((look, few, False) for look in looks for few in (calls[:FEW_CALLS], needed[:FEW_CALLS]))
-    for look, several, any_error in chain(attempts, further, [(first, calls[:1], len(calls) == 1)]):
+    usual = [(first, calls, False), (first, needed, False)]
+    elsewhere = ((look, few, False) for look in looks for few in (calls[:FEW_CALLS], needed[:FEW_CALLS]))
+    for look, several, any_error in chain(usual, elsewhere, [(first, calls[:1], len(calls) == 1)]):
         if look is not first and not isinstance(refused, OwnRefusalError):
             continue
         try:

@@ -213,7 +213,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check, flags = without_flags(call, check) if observed else (check, [])
     check, seen = as_seen(call, check) if observed else (check, [])
     check, swallowed = without_swallowed(call, check, has_published_interface(kind))
-    seen = [*sizes, *masks, *flags, *seen, *swallowed]
+    seen = [*limits.notes, *sizes, *masks, *flags, *seen, *swallowed]
     plain = check.run(PLAIN)
     extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))
     always = replace(NO_PREMISES if variant is None else variant.premises, causal=False, length=length)
@@ -271,10 +271,8 @@ def module_candidate(
         claims, rounded = with_precision(check, claims, settings)
         check = check.stating(*rounded)
         if (error := check.run(TRANSPOSED).error) and Feature.VIEWS in claims:
-            claims, notes = (
-                replace(claims, features=claims.features - {Feature.VIEWS}),
-                (*notes, unclaimed("views", error)),
-            )
+            claims = replace(claims, features=claims.features - {Feature.VIEWS})
+            notes = (*notes, unclaimed("views", error))
     kept = {WITHOUT_WEIGHTS} if published else set()
     alternatives = {other: run for other, run in _alternatives(plan) if other in kept or check.succeeds(run)}
     features = claims.features.union(EXTRA_FEATURES[extra.name] for extra in plan.extras)

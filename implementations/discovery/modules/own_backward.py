@@ -48,7 +48,7 @@ def backward_of(made: object) -> Backward | None:
 
 @dataclass(frozen=True, eq=False)
 class OwnBackward:
-    """A `run` with parameters of its own; its gradients are those that the class returns, where they are asked for.
+    """A `run` with parameters of its own; its gradients are those that the class returns, where they are wanted.
 
     Attributes:
         build: makes the module for a problem's sizes.

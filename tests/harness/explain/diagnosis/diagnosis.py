@@ -292,7 +292,7 @@ def _observations(
         fitted = fit_to_explain(probe, implementation.claims)
         if not isinstance(fitted, Unsupported) and (fitted, dtypes[0]) not in parts:
             seen = observed(implementation, fitted, dtypes[0], wanted, device)
-            if seen.tells(raised):
+            if seen.is_evidence(raised):
                 yield seen
 
 

@@ -115,6 +115,7 @@ AFFECTED: dict[str, Callable[[Problem], bool]] = {
     "group-order": lambda problem: problem.num_kv_heads != problem.num_heads,
     "default-scale": lambda problem: problem.scale is None,
 }
+"""Where a convention may change an answer; that of others is always solved."""
 
 
 def _inverted(problem: Problem) -> Problem:

@@ -66,7 +66,7 @@ class Observation:
         heads = s.batch * s.num_heads
         return heads > HEADS or heads * s.query_length * s.key_length > SCORES
 
-    def tells(self, raised: Collection[str] | None) -> bool:
+    def is_evidence(self, raised: Collection[str] | None) -> bool:
         """Whether it answers, or raises one of these: another exception may be a refusal of what is not claimed."""
         return self.got is not None or raised is None or self.raised in raised
 
@@ -295,7 +295,7 @@ class Prober:
             s = fitted.sizes
             self.left -= 1 + s.batch * s.num_heads * s.query_length * s.key_length // MANY_SCORES
             made = observed(self.implementation, fitted, self.dtype, self.parts, self.device)
-            if not made.tells(self.raised):
+            if not made.is_evidence(self.raised):
                 return self.seen.setdefault(case, None)
             self.seen[case] = made if self.whole else made.without_empty_rows(self.implementation.claims.conventions)
         return self.seen[case]
