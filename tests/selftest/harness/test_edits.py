@@ -26,7 +26,8 @@ from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diag
 from attention_conformance.tests.harness.explain.diagnosis.edits import edited
 from attention_conformance.tests.harness.explain.diagnosis.observation import Prober, observed
 from attention_conformance.tests.harness.explain.diagnosis.probes import PROBES
-from attention_conformance.tests.harness.explain.stages.staged import STAGES, opened, result_of, run
+from attention_conformance.tests.harness.explain.stages.staged import STAGES, opened, run
+from attention_conformance.tests.harness.explain.stages.staged_results import result_of
 
 FLOAT_MASKS = [Case(mask=MaskKind.FLOAT), Case(mask=MaskKind.FLOAT, mask_shape=MaskShape.SHARED, seed=3)]
 BOOL_MASKS = [Case(mask=MaskKind.BOOL), Case(mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED, seed=3)]

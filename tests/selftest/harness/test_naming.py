@@ -25,7 +25,8 @@ from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diag
 from attention_conformance.tests.harness.explain.diagnosis.edits import edited
 from attention_conformance.tests.harness.explain.diagnosis.observation import observed
 from attention_conformance.tests.harness.explain.diagnosis.scoring import can_answer
-from attention_conformance.tests.harness.explain.stages.staged import STAGES, opened, result_of, run
+from attention_conformance.tests.harness.explain.stages.staged import STAGES, opened, run
+from attention_conformance.tests.harness.explain.stages.staged_results import result_of
 from attention_conformance.tests.harness.judge.comparison import compare
 
 CORE = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH})

@@ -22,7 +22,8 @@ from attention_conformance.tests.harness.explain.diagnosis.hypotheses import hyp
 from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, observed
 from attention_conformance.tests.harness.explain.diagnosis.pattern import WINDOW, options, without
 from attention_conformance.tests.harness.explain.diagnosis.scoring import scored
-from attention_conformance.tests.harness.explain.stages.staged import STAGES, Stage, opened, result_of, run
+from attention_conformance.tests.harness.explain.stages.staged import STAGES, Stage, opened, run
+from attention_conformance.tests.harness.explain.stages.staged_results import result_of
 
 TILE = 2
 CLAIMED = Conventions()

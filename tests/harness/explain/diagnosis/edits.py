@@ -19,7 +19,8 @@ from attention_conformance.tests.harness.explain.stages.changes import of_entry,
 from attention_conformance.tests.harness.explain.stages.emptied import unforeseen
 from attention_conformance.tests.harness.explain.stages.inner_rotations import inner_rotations
 from attention_conformance.tests.harness.explain.stages.joined import joined, reordered, widened
-from attention_conformance.tests.harness.explain.stages.staged import STAGES, Stage, State, opened, result_of, run
+from attention_conformance.tests.harness.explain.stages.staged import STAGE, STAGES, Stage, State, opened, run
+from attention_conformance.tests.harness.explain.stages.staged_results import result_of
 from attention_conformance.tests.harness.explain.stages.variants import by_overflow, variants
 
 Stages: TypeAlias = tuple[Stage, ...]
@@ -235,7 +236,7 @@ def _with(entry: str, change: Callable[[State], Any], state: State) -> State:
 def _together() -> Iterator[Edit]:
     """Several entries changed in the same way."""
     for name, entries, words, change in together():
-        stage = next(stage for stage in STAGES if stage.name == name)
+        stage = STAGE[name]
         inserted = Stage(words, partial(_each, entries, change), entries, entries[0])
         edit = partial(_replaced, stage, (inserted, stage))
         repair = next((text for word, text in OF_SEVERAL.items() if word in words), "Take them as they are.")
@@ -273,7 +274,7 @@ def _always_causal() -> Iterator[Edit]:
             yield Edit(f"always causal, and {edit.words}", edit.repair, change, (), VARIANT)
 
 
-TRIANGLE = next(stage for stage in STAGES if stage.name == "causal triangle")
+TRIANGLE = STAGE["causal triangle"]
 
 
 def _inside() -> Iterator[Edit]:
@@ -304,7 +305,7 @@ RETURNED = ("weights", "averaged_weights", "log_sum_exp")
 def _variants() -> Iterator[Edit]:
     """Stages that do something else."""
     for name, words, repair, change in (*variants(), *reordered(), *widened(), *backwards()):
-        stage = next(stage for stage in STAGES if stage.name == name)
+        stage = STAGE[name]
         own = Stage(words, change, stage.reads, stage.needs)
         yield Edit(words, repair, partial(_replaced, stage, (own,)), ((stage, ""),), VARIANT)
 

@@ -11,7 +11,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothesis
 from attention_conformance.tests.harness.explain.diagnosis.edits import MEASURED, hypothesis, with_entry
 from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, answered
-from attention_conformance.tests.harness.explain.stages.staged import STAGES
+from attention_conformance.tests.harness.explain.stages.staged import STAGE
 
 FACTORS = (-10.0, -3.0, -1.2, -0.6, -0.1, 0.0, 0.1, 0.4, 0.8, 0.99, 1.01, 1.3, 2.5, 6.0, 15.0)
 LEVELS = (-1000.0, -300.0, -100.0, -30.0, -10.0, -3.0, -1.0, 0.3)
@@ -39,7 +39,7 @@ class Parameter:
 
     def hypothesis(self, number: float, claimed: Conventions) -> Hypothesis:
         """The mistake with this number."""
-        stage = next(stage for stage in STAGES if stage.name == self.stage)
+        stage = STAGE[self.stage]
         change: Callable[[Any], Any] = lambda value: value * number if self.factor else number  # noqa: E731
         return hypothesis(with_entry(stage, self.entry, self.words.format(number), change, MEASURED), claimed)
 

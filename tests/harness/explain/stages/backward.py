@@ -11,7 +11,7 @@ from torch import Tensor
 from attention_conformance.spec.conventions import GroupOrder
 from attention_conformance.tests.harness.explain.stages.accumulated import TILES
 from attention_conformance.tests.harness.explain.stages.emptied import answered_rows
-from attention_conformance.tests.harness.explain.stages.staged import INFINITY, STAGES, State
+from attention_conformance.tests.harness.explain.stages.staged import INFINITY, STAGE, State
 
 Surrogate: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 LEFT_OUT: tuple[str, ...] = ("scale", "softcap", "head gates", "gates of the output")
@@ -48,12 +48,8 @@ def backwards() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
 LOST: tuple[tuple[str, ...], ...] = (("query",), ("key",), ("value",), ("key", "value"), ("query", "key", "value"))
 
 
-def _stage(name: str) -> Callable[[State], State]:
-    return next(stage for stage in STAGES if stage.name == name).change
-
-
 def _left_out(name: str, state: State) -> State:
-    ((entry, right),) = _stage(name)(state).items()
+    ((entry, right),) = STAGE[name].change(state).items()
     return {entry: straight(right, state[entry])}
 
 
@@ -63,7 +59,7 @@ def _by_default(state: State) -> State:
 
 
 def _softmax(surrogate: Surrogate, state: State) -> State:
-    made, scores = _stage("softmax")(state), state["scores"]
+    made, scores = STAGE["softmax"].change(state), state["scores"]
     empty = (scores == -INFINITY).all(-1, keepdim=True)
     finite = scores.masked_fill(scores == -INFINITY, 0.0)
     weights = torch.softmax(scores.masked_fill(empty, 0.0), -1).detach()
@@ -81,7 +77,7 @@ SOFTMAXES: dict[str, Surrogate] = {
 
 
 def _repeated(entry: str, of: Callable[[Tensor, Tensor, bool], Tensor], state: State) -> State:
-    rows, made = state[entry], _stage(f"repetition of the {entry} heads")(state)
+    rows, made = state[entry], STAGE[f"repetition of the {entry} heads"].change(state)
     if not made:
         return made
     tiled = state["conventions"].group_order is GroupOrder.TILED
@@ -111,7 +107,7 @@ GROUPS: dict[str, Callable[[Tensor, Tensor, bool], Tensor]] = {
 def _lost(tile: int, entries: tuple[str, ...], state: State) -> State:
     rows = {entry: state[entry] for entry in entries}
     kept = {name: torch.cat([x[..., :tile, :], x[..., tile:, :].detach()], -2) for name, x in rows.items()}
-    return kept | _stage("product")(state | kept)
+    return kept | STAGE["product"].change(state | kept)
 
 
 def _joined(tile: int, first: bool, parts: Callable[[slice, bool], Tensor], extent: int, axis: int) -> Tensor:
@@ -135,7 +131,7 @@ def _keys(tile: int, first: bool, state: State) -> State:
 
 
 def _values(tile: int, first: bool, state: State) -> State:
-    made, value = _stage("weighted sum")(state), state["value"]
+    made, value = STAGE["weighted sum"].change(state), state["value"]
     weights = made["weights"]
     parts: Callable[[slice, bool], Tensor] = lambda n, kept: weights[..., n, :] @ (value if kept else value.detach())  # noqa: E731
     return made | {"heads": _joined(tile, first, parts, weights.shape[-2], -2)}

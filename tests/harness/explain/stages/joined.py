@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.tests.harness.explain.stages.changes import relaid, reread
-from attention_conformance.tests.harness.explain.stages.staged import STAGES, Stage, State
+from attention_conformance.tests.harness.explain.stages.staged import STAGE, STAGES, Stage, State
 
 HIDING = ("attention mask", "padding mask", "valid lengths", "causal triangle", "window", "documents")
 
@@ -56,8 +56,8 @@ def widened() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
 def _late(name: str) -> Callable[[State], State]:
     def change(state: State) -> State:
         added = state["scores"].shape[-1] - state["keys"]
-        turned = state | {"scores": state["scores"].roll(-added, -1)}
-        return {"scores": STAGE[name].change(turned)["scores"].roll(added, -1)}
+        shifted = state | {"scores": state["scores"].roll(-added, -1)}
+        return {"scores": STAGE[name].change(shifted)["scores"].roll(added, -1)}
 
     return change
 
@@ -94,6 +94,3 @@ def _reordered(
     if (mask.ndim == 4 and mask.shape[1] == 1) or masks is _whole:
         mask = order(mask.expand(*scores.shape[:2], *mask.shape[-2:]), -4, -3)
     return STAGE["attention mask"].change(state | {"attn_mask": mask})
-
-
-STAGE = {stage.name: stage for stage in STAGES}

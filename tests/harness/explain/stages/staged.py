@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attention_conformance.implementations.adapters.tensors import slopes, to_array, to_tensor, zeros_for_none
-from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.adapters.tensors import to_tensor
 from attention_conformance.reference.norms import epsilon_of
 from attention_conformance.reference.positions import positions, rotated_at
 from attention_conformance.reference.visibility import in_force, visibility
@@ -20,15 +18,13 @@ from attention_conformance.spec.conventions import (
     Conventions,
     DefaultScale,
     GroupOrder,
-    LogBase,
-    LogOfNothing,
     NormGain,
     NormKind,
     NormOrder,
     NormSpan,
 )
 from attention_conformance.spec.features import PositionIds, QkNorm
-from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.explain.stages.buckets import bucketed
 from attention_conformance.tests.harness.explain.stages.emptied import answered_rows
 from attention_conformance.tests.harness.explain.stages.rotations import from_tables, pairs_turned
@@ -349,6 +345,8 @@ STAGES: tuple[Stage, ...] = (
     Stage("answer", lambda s: {}, ("output", "weights", "log_sum_exp")),
 )
 """In the order of the specification."""
+STAGE: Mapping[str, Stage] = {stage.name: stage for stage in STAGES}
+"""The same by their names."""
 
 
 def run(stages: Sequence[Stage], state: State) -> Iterator[State]:
@@ -358,43 +356,3 @@ def run(stages: Sequence[Stage], state: State) -> Iterator[State]:
         if stage.active(state):
             state = state | stage.change(state)
     yield state
-
-
-def result_of(problem: Problem, state: State) -> Result:
-    """The answer with which the last stage ends, and its gradients; the graph is kept for other endings."""
-    conventions, output = state["conventions"], state["output"]
-    weights, log = state["weights"], state["log_sum_exp"]
-    if log is not None:
-        empty = log == -INFINITY
-        log = log / np.log(2.0) if conventions.log_sum_exp_base is LogBase.TWO else log
-        log = log.masked_fill(empty, INFINITY) if conventions.log_of_nothing is LogOfNothing.PLUS_INFINITY else log
-    parts = (to_array(output), to_array(weights), to_array(weights.mean(1)), None if log is None else to_array(log))
-    return Result(*parts, Gradients(problem, state))
-
-
-@dataclass(frozen=True, eq=False)
-class Gradients(Mapping[str, Array]):
-    """By name, computed when one is looked up: most wrong outputs are enough."""
-
-    problem: Problem
-    state: State
-
-    @cached_property
-    def all(self) -> dict[str, Array]:
-        leaves, output, cotangent = self.state["needs"], self.state["output"], self.problem.cotangent
-        if cotangent is None or not output.requires_grad:
-            return {name: to_array(torch.zeros_like(leaf)) for name, leaf in leaves.items() if cotangent is not None}
-        along = torch.from_numpy(cotangent.astype(np.float64))
-        try:
-            return zeros_for_none(leaves, slopes(output, list(leaves.values()), along, keep=True))
-        except (IndexError, RuntimeError, ValueError):  # what was changed in the backward pass does not suit its shapes
-            return {}
-
-    def __getitem__(self, name: str) -> Array:
-        return self.all[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.state["needs"])
-
-    def __len__(self) -> int:
-        return len(self.state["needs"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from attention_conformance.tests.harness.explain.stages.accumulated import RESCALED, TILES, accumulated, exponentials
 from attention_conformance.tests.harness.explain.stages.changes import OfTensor
 from attention_conformance.tests.harness.explain.stages.emptied import answered_rows
-from attention_conformance.tests.harness.explain.stages.staged import INFINITY, STAGES, State
+from attention_conformance.tests.harness.explain.stages.staged import INFINITY, STAGE, State
 
 
 def variants() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
@@ -77,7 +77,7 @@ ROUNDED = (
 
 
 def _rounded(state: State, name: str, entries: tuple[str, ...], made: str, dtype: torch.dtype) -> State:
-    stage = next(stage for stage in STAGES if stage.name == name)
+    stage = STAGE[name]
     narrow = {entry: state[entry].to(dtype).to(state[entry].dtype) for entry in entries}
     result = stage.change(state | narrow)
     return result | {made: result[made].to(dtype).to(result[made].dtype)}
@@ -88,7 +88,7 @@ def _masked(state: State, of: Callable[[Tensor, Tensor], Tensor | None]) -> Stat
     scores, mask = state["scores"][..., : state["keys"]], state["attn_mask"]
     made = of(scores, mask)
     if made is None:
-        return next(stage for stage in STAGES if stage.name == "attention mask").change(state)
+        return STAGE["attention mask"].change(state)
     return {"scores": torch.cat([made, state["scores"][..., state["keys"] :]], -1)}
 
 
@@ -242,12 +242,12 @@ def _filled_keys(state: State, tile: int) -> State:
 def _counted_anew(state: State, name: str, entry: str, tile: int) -> State:
     own = state[entry]
     places = own[..., :1] + torch.arange(own.shape[-1]) % tile
-    stage = next(stage for stage in STAGES if stage.name == name)
+    stage = STAGE[name]
     return stage.change(state | {entry: places.expand_as(own)})
 
 
 def _unwritten(state: State, tile: int) -> State:
-    made = next(stage for stage in STAGES if stage.name == "weighted sum").change(state)
+    made = STAGE["weighted sum"].change(state)
     rows = made["heads"].shape[-2]
     return made | {"heads": made["heads"] * (torch.arange(rows) < rows // tile * tile).double()[:, None]}
 
