@@ -241,10 +241,12 @@ class ProductPrecision(StrEnum):
     """None coarser than the dtype: the specification's default."""
     FLOAT32 = "float32"
     """float32 at most, as where everything is computed in it whatever the input is."""
+    TF32X3 = "tf32x3"
+    """Of float32 inputs twenty-one significant bits, each as the sum of two numbers that tensor cores read."""
     TF32 = "tf32"
-    """Eleven significant bits, as tensor cores read float32."""
+    """Of float32 inputs eleven significant bits, as tensor cores read them: the others are cut off."""
     BFLOAT16 = "bfloat16"
-    """Eight significant bits, as some accelerators read float32 by default."""
+    """Of float32 inputs eight significant bits, as some accelerators read them by default."""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,10 @@ IMPORTS = "modules or folders of imports"
 MODULES, FOLDERS, FINDERS = tuple(sys.modules), tuple(sys.path), tuple(sys.meta_path)
 """What later imports of this process rely on; a call may add to it, as imports do that wait for a first use."""
 
+RECURSION = sys.getrecursionlimit()
+COMPILING = max(RECURSION, 2000)
+"""What torch's compiler raises it to, whatever it compiles."""
+
 
 def process_state() -> dict[str, object]:
     """The states by names for messages; equal ones are equal."""
@@ -43,7 +47,7 @@ def process_state() -> dict[str, object]:
         "environment variables": {name: value for name, value in os.environ.items() if not name.startswith(LIBRARIES)},
         "locale": locale.setlocale(locale.LC_ALL),
         "signal handlers": {each: signal.getsignal(each) for each in signal.valid_signals()},
-        "recursion limit": sys.getrecursionlimit(),
+        "recursion limit": _recursion_limit(),
         "garbage collection": (gc.isenabled(), gc.get_threshold()),
         "hooks of traces and profiles": _ids(*hooks),
         "standard streams": (*_ids(sys.stdin, sys.stdout, sys.stderr), *map(_file, range(3))),
@@ -63,6 +67,11 @@ def write_no_bytecode() -> None:
     """From now on nothing is written next to code that is imported, by this process and by those that it starts."""
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     sys.dont_write_bytecode = True
+
+
+def _recursion_limit() -> int:
+    limit = sys.getrecursionlimit()
+    return RECURSION if limit == COMPILING else limit
 
 
 def _ids(*held: object) -> tuple[int, ...]:

@@ -58,12 +58,14 @@ class LostError(CandidateError):
     Attributes:
         late: whether it gave no answer in time.
         out_of_memory: whether it had too little memory.
+        fault: whether it has lost the accelerator, and lives.
     """
 
-    def __init__(self, message: str, late: bool = False, out_of_memory: bool = False) -> None:
+    def __init__(self, message: str, late: bool = False, out_of_memory: bool = False, fault: bool = False) -> None:
         super().__init__(message)
         self.late = late
         self.out_of_memory = out_of_memory
+        self.fault = fault
 
 
 def guarded(call: Callable[[], Answer]) -> Answer:

@@ -14,6 +14,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import Floats
+from attention_conformance.implementations.discovery.tensor_cores import products_on_tensor_cores
 from attention_conformance.spec.conventions import ProductPrecision, SoftmaxPrecision
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
@@ -39,6 +40,9 @@ def with_precision(check: ClaimCheck, claims: Claims, settings: Mapping[str, str
         conventions = claims.conventions.claiming({OF_THE_SOFTMAX: str(SoftmaxPrecision.ROW)})
         note = f"each weight is exact to 1, not to its own size, as in a running mean ({OF_THE_SOFTMAX}=row)"
         return replace(claims, conventions=conventions), (note,)
+    if (seen := products_on_tensor_cores(check)) is not ProductPrecision.WORKING:
+        note = f"its accelerator reads float32 inputs of products as {seen.upper()} ({KEY}={seen})"
+        return replace(claims, conventions=claims.conventions.claiming({KEY: str(seen)})), (note,)
     if "float64" not in claims.dtypes or not (_in_float32(check) or _scale_in_float32(check)):
         return claims, ()
     conventions = claims.conventions.claiming({KEY: str(ProductPrecision.FLOAT32)})

@@ -24,6 +24,7 @@ from attention_conformance.implementations.worker.limits import (
     DEATHS,
     ENDED,
     ENDING,
+    FAULTS,
     HELD_UP,
     LOOK,
     PIECE,
@@ -48,6 +49,7 @@ class Door:
         command: what speaks the protocol over its standard input and output.
         deadline: seconds for a small call.
         deaths: why each process of the worker was lost.
+        faults: the same, of those that have lost their accelerator and nothing else.
         late_start: its process did not answer in time as it started, which takes minutes: it is not started again.
         unstarted: the same, once a request has failed because of it.
         shared: a file with a line for each loss, where several judges of one run have a worker each.
@@ -70,6 +72,7 @@ class Door:
     command: Sequence[str]
     deadline: float = CALL
     deaths: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
     late_start: LostError | None = None
     unstarted: str = ""
     shared: Path | None = None
@@ -92,13 +95,13 @@ class Door:
     @property
     def exhausted(self) -> str:
         """Why nothing more is sent: empty while the worker runs, or may be started again."""
-        return self.unstarted or _too_many(self.deaths)
+        return self.unstarted or _too_many(self.deaths) or _too_many(self.faults, FAULTS)
 
     @property
     def given_up(self) -> str:
         """Why no more clauses are begun: the same, with the losses of all judges of the run."""
         lost = [] if self.shared is None else self.shared.read_text(encoding="utf-8").splitlines()
-        return self.unstarted or _too_many(self.deaths) or _too_many(lost)
+        return self.exhausted or _too_many(lost)
 
     def start(self) -> Message:
         """Starts the worker and says hello.
@@ -236,6 +239,9 @@ class Door:
         if answer.fields.get("out_of_memory"):
             # It may hold what it has left behind for ever: what comes later gets a new process.
             raise self._lost(shortened(answer.fields.get("error", "")), out_of_memory=True)
+        if answer.fields.get("accelerator_lost"):
+            why = f"{shortened(answer.fields.get('error', ''))}; its process has lost the accelerator by that"
+            raise self._lost(why, fault=True)
         return answer
 
     def _taken(self, number: int) -> Message:
@@ -315,17 +321,17 @@ class Door:
         if self.memory is not None and shared_memory(self.process.number) > self.memory:
             raise MemoryError
 
-    def _lost(self, how: str, late: bool = False, out_of_memory: bool = False) -> LostError:
+    def _lost(self, how: str, late: bool = False, out_of_memory: bool = False, fault: bool = False) -> LostError:
         last = "" if self.output is None else self.output.last_lines()
         self.end()
         if out_of_memory and self.memory is not None:
             how = f"{how}; it may take {self.memory / 2**30:.3g} GiB (--memory)"
         message = f"{how}; its last output: {last}" if last else how
-        self.deaths.append(how)
-        if self.shared is not None:
+        (self.faults if fault else self.deaths).append(how)
+        if self.shared is not None and not fault:
             with self.shared.open("a", encoding="utf-8") as losses:
                 losses.write(f"{shortened(how)}\n")
-        return LostError(message, late, out_of_memory)
+        return LostError(message, late, out_of_memory, fault)
 
     def _died(self) -> LostError:
         assert self.process is not None
@@ -379,8 +385,8 @@ class Door:
         self.received.clear()
 
 
-def _too_many(losses: Sequence[str]) -> str:
+def _too_many(losses: Sequence[str], most: int = 0) -> str:
     """Why a worker that was lost so often is not started again; empty if it is."""
-    if len(losses) < DEATHS:
+    if len(losses) < (most or DEATHS):
         return ""
     return f"its process was lost {len(losses)} times, last because it {losses[-1]}"

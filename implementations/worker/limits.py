@@ -18,6 +18,8 @@ ENDING = 5.0
 """Seconds that a worker has to end by itself once the run is over; without exit handlers it takes milliseconds."""
 DEATHS = 3
 """The deaths after which a worker is not started again."""
+FAULTS = 24
+"""The same for the faults of an accelerator, each of which ends its clause: they are common, and cost a few seconds."""
 KEPT = 2**20
 """Bytes of the candidate's own output that are kept, from the end."""
 SHOWN = 2000

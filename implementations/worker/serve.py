@@ -43,6 +43,7 @@ from attention_conformance.implementations.api.safe_call import (
 )
 from attention_conformance.implementations.discovery.candidates import named
 from attention_conformance.implementations.discovery.targets.loading import Target, TargetError, load_target
+from attention_conformance.implementations.worker import accelerator
 from attention_conformance.implementations.worker.forms import (
     claims_fields,
     expected_failure_fields,
@@ -84,7 +85,8 @@ class Worker:
                 return OPERATIONS[request.fields["request"]](self, request)
         except CandidateError as error:
             lacking = {"out_of_memory": True} if is_out_of_memory(error.__cause__) else {}
-            return Message({"error": str(error), "exception": error.exception, "place": error.place, **lacking})
+            lost = {"accelerator_lost": True} if accelerator.fault() else {}
+            return Message({"error": str(error), "exception": error.exception, "place": error.place, **lacking, **lost})
         except MemoryError:
             return Message({"error": "left too little memory to answer", "exception": "", "out_of_memory": True})
         except KeyboardInterrupt:
@@ -114,10 +116,16 @@ class Worker:
                 loaded = named(given["target"], target, settings, given["device"], premises, in_part=True)
         except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:
             raise TargetError(f"{given['target']}: it raised {kind_of(error)} when it was first called") from None
-        except (TargetError, CandidateError, PathError, MemoryError, OSError):
+        except TargetError as error:
+            if accelerator.fault():
+                raise CandidateError(str(error)) from None
+            raise
+        except (CandidateError, PathError, MemoryError, OSError):
             raise
         except Exception as error:
             raise TargetError(f"{given['target']}: {_raised_as_read(error, self.before)}") from None
+        if why := accelerator.fault():
+            raise CandidateError(f"was called with a few inputs: {why}")
         self.implementation = loaded
         return Message(
             {

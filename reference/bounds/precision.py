@@ -105,18 +105,21 @@ def gamma(roundoffs: Roundoff) -> Roundoff:
 
 
 OPERANDS = {
-    ProductPrecision.WORKING: 0.0,
-    ProductPrecision.FLOAT32: 2.0**-24,
-    ProductPrecision.TF32: 2.0**-11,
-    ProductPrecision.BFLOAT16: 2.0**-8,
+    ("float64", ProductPrecision.FLOAT32): 2.0**-24,
+    ("float32", ProductPrecision.TF32X3): 2.0**-21,
+    ("float32", ProductPrecision.TF32): 2.0**-10,
+    ("float32", ProductPrecision.BFLOAT16): 2.0**-8,
 }
-"""Unit roundoffs of the operands of products, each with the exponents of float32."""
+"""Unit roundoffs of the operands of products in the dtypes that are read so, each with the exponents of float32.
+
+Those of TF32 are twice what rounding to the nearest number would lose: tensor cores cut off what they do not read.
+"""
 
 
 def operands_exact(dtype: str, conventions: Conventions) -> bool:
     """Whether the operands of products keep the numbers of a dtype, and a weight of 1 copies a value."""
     copies = conventions.softmax_precision is not SoftmaxPrecision.ROW
-    return copies and OPERANDS[conventions.product_precision] <= unit_roundoff(dtype)
+    return copies and (dtype, conventions.product_precision) not in OPERANDS
 
 
 @cache
@@ -134,7 +137,7 @@ def precision(
         KeyError: no such dtype.
     """
     own, single = unit_roundoff(dtype), unit_roundoff("float32")
-    storage = max(own, OPERANDS[products])
+    storage = OPERANDS.get((dtype, products), own)
     inner = max(storage, single) if softmax is SoftmaxPrecision.FLOAT32 else storage
     accumulator = single if storage > single else inner
     reference = unit_roundoff("float64")

@@ -1,6 +1,7 @@
 """The sizes that a function takes, by calls with others: what it refuses by a statement of its own is its limit.
 
-An error from deeper inside is none: there the function has broken, which is for the suite to report.
+An error from deeper inside is none: there the function has broken, which is for the suite to report. A kernel states
+its limits where it is launched or compiled, in no statement of Python: what it raises is its limit too.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from typing import Any
 
 from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
 from attention_conformance.implementations.api.safe_call import CallOutcome
-from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
+from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED, ClaimCheck
 from attention_conformance.implementations.discovery.functions.needed_tables import has_tables
+from attention_conformance.implementations.discovery.tensor_cores import is_accelerated
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case, Layout
 from attention_conformance.spec.features import Feature
+from attention_conformance.spec.optional import imported
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 160, 192, 256, 320, 512)
 """Head widths that are tried where one was refused."""
@@ -92,10 +95,11 @@ def _widths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     given = _limits(check)
     free = _with(check, replace(given, widths=())) if given.widths else check
     tried = [free.run(PLAIN.sized(d_k=width, d_v=width)) for width in ODD_WIDTHS]
-    narrow = bool(given.widths) or has_tables(check.function)
+    narrow = bool(given.widths) or has_tables(check.function) or _is_kernel(check)
     if not any(each.refused or (each.error and narrow) for each in tried):
         return free, ""
-    taken = tuple(w for w in WIDTHS if not free.run(PLAIN.sized(d_k=w, d_v=w)).error)
+    dtypes = [each for each in PROBED if not free.run(PLAIN, each).error] if _is_kernel(check) else [check.dtype]
+    taken = tuple(w for w in WIDTHS if not any(free.run(PLAIN.sized(d_k=w, d_v=w), each).error for each in dtypes))
     limits = replace(given, widths=taken or given.widths)
     return _with(check, limits), _refused(f"head widths other than {', '.join(map(str, limits.widths))}", tried)
 
@@ -106,7 +110,7 @@ def _lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
         return check, ""
     free = _in_blocks(check, 0)
     tried = [free.run(PLAIN.sized(query_length=n, key_length=n)) for n in ODD_LENGTHS]
-    if not any(each.refused or (each.error and given) for each in tried):
+    if not any(each.refused or (each.error and (given or _is_kernel(check))) for each in tried):
         return free, ""
     for block in BLOCKS:
         if not any(free.run(PLAIN.sized(query_length=n, key_length=n)).error for n in (block, 3 * block)):
@@ -120,7 +124,7 @@ def _in_blocks(check: ClaimCheck, block: int) -> ClaimCheck:
 
 def _unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     flags = (False, True) if Feature.CAUSAL in check.claims else (False,)
-    one_table = has_tables(check.function)
+    one_table = has_tables(check.function) or _is_kernel(check)
     for causal in flags:
         refused = [check.run(case) for case in (FEW_CAUSAL if causal else UNEQUAL)]
         fewer, more = (each.refused or (one_table and bool(each.error)) for each in refused)
@@ -153,6 +157,10 @@ def _views(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     if Feature.VIEWS not in check.claims or not outcome.refused:
         return check, ""
     return check.without({Feature.VIEWS}), _refused("views", [outcome])
+
+
+def _is_kernel(check: ClaimCheck) -> bool:
+    return is_accelerated(check) or imported("triton") is not None
 
 
 def _limits(check: ClaimCheck) -> SizeLimits:

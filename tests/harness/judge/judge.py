@@ -227,9 +227,15 @@ class Judge:
             raise FailureLimitError
 
     def record_error(self, case: Case, error: CandidateError, context: str = "", part: str = "") -> None:
-        """Counts one failed check: the candidate raised, or returned something unusable."""
+        """Counts one failed check: the candidate raised, or returned something unusable.
+
+        Raises:
+            FailureLimitError: it has lost the accelerator: the rest of a clause would do so once more.
+        """
         # A loss is not compared again: each time would cost a process.
         self.record(case, no_answer(error), context, "" if isinstance(error, LostError) else part)
+        if isinstance(error, LostError) and error.fault:
+            raise FailureLimitError
 
     def record_refusal(self, case: Case, error: CandidateError) -> None:
         """Counts one check that held: the candidate raised, as it should. To die is no refusal."""

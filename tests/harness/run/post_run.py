@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from attention_conformance.implementations.api.contract import Claims, Implementation
-from attention_conformance.implementations.api.safe_call import error_line
 from attention_conformance.implementations.worker.limits import ENDING
 from attention_conformance.implementations.worker.output import shortened
+from attention_conformance.implementations.worker.own_builtins import located_line
 from attention_conformance.implementations.worker.process import how_ended
 from attention_conformance.implementations.worker.remote import Remote
 from attention_conformance.spec.clauses import load
@@ -103,9 +105,10 @@ def record_diagnoses(
 def attempted(find: Callable[[], Diagnosis | None]) -> tuple[Diagnosis | None, str]:
     """A diagnosis; or, where the suite itself raises, why there is none: the verdicts are complete without it."""
     try:
-        return find(), ""
+        with np.errstate(all="ignore"):  # the formula of another mistake may overflow where the right one does not
+            return find(), ""
     except Exception as error:
-        why = error_line(error)
+        why = located_line(error)
         return None, f"no diagnosis: looking for it raised {why}, a mistake of the suite: please report it"
 
 

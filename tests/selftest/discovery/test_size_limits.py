@@ -10,6 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.discovery import tensor_cores
+from attention_conformance.implementations.discovery.functions import size_limits
 from attention_conformance.implementations.discovery.functions.functions import function_candidate
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.features import Feature
@@ -139,3 +141,21 @@ def test_arrays_of_another_dtype_are_a_limit() -> None:
     assert candidate.claims.dtypes == ("float64",)
     assert "float32 not claimed: it answers in float64" in candidate.about
     assert Feature.CORE in candidate.claims
+
+
+def compiled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    if query.shape[-1] % 8 or query.shape != key.shape:
+        query.view(-1, 7919)  # a library, and no statement of the function, raises
+    return scaled_dot_product_attention(query, key, value)
+
+
+def test_what_a_kernel_is_not_compiled_for_is_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the processor the same is a function that breaks."""
+    assert fit(ODD, function_candidate("compiled", compiled, {}, "cpu").claims) == ODD
+    monkeypatch.setattr(tensor_cores, "is_accelerated", lambda check: True)
+    monkeypatch.setattr(size_limits, "is_accelerated", lambda check: True)
+    made = function_candidate("compiled", compiled, {}, "cpu")
+    fitted = fit(ODD, made.claims)
+    assert isinstance(fitted, Case)
+    assert (fitted.sizes.d_k, fitted.sizes.query_length, fitted.sizes.key_length) == (8, 5, 5)
+    assert any("head widths other than 8, 16" in note for note in made.unclaimed)

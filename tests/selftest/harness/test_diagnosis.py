@@ -12,6 +12,7 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.implementations.defects import catalogue
+from attention_conformance.implementations.discovery.tensor_cores import CELL
 from attention_conformance.spec.cases import Case, MaskKind, Pattern
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature, Scope
@@ -268,6 +269,20 @@ def test_roundings_to_a_narrower_dtype_are_seen() -> None:
     diagnosis = diagnose(implementation, [FailingCheck("scores.dot-product", Case(), "float32", "output")])
     assert diagnosis is not None
     assert diagnosis.name == "computed in bfloat16"
+
+
+def test_operands_that_are_read_as_tensor_cores_do_are_a_claim_to_make() -> None:
+    def cut(x: Tensor) -> Tensor:
+        return (x.contiguous().view(torch.int32) & -CELL).view(torch.float32) if x.dtype == torch.float32 else x
+
+    def reads(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = cut(query) @ cut(key.transpose(-1, -2)) * query.shape[-1] ** -0.5
+        return cut(scores.softmax(-1)) @ cut(value)
+
+    implementation = Implementation("candidate", Claims(Scope.OP, CORE), torch_op(reads))
+    diagnosis = diagnose(implementation, [FailingCheck("scores.dot-product", Case(), "float32", "output")])
+    assert diagnosis is not None
+    assert diagnosis.options == ("--convention", "product-precision=tf32")
 
 
 class LosesTheLastKey(torch.autograd.Function):

@@ -207,7 +207,7 @@ def test_who_follows_it_without_a_claim_is_given_the_option(
     assert f"add --convention {option}" in str(diagnosis)
 
 
-@pytest.mark.parametrize(("bits", "claimed"), [(7, "tf32"), (10, "float32")])
+@pytest.mark.parametrize(("bits", "claimed"), [(6, "tf32"), (10, "float32")])
 def test_operands_of_fewer_bits_than_are_claimed(bits: int, claimed: str) -> None:
     wrong = claiming(with_products(bits), {"product-precision": claimed}, "float32")
     assert "values.single-key" in failing(wrong, ("values.*",))

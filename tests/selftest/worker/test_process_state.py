@@ -45,6 +45,7 @@ CHANGES = {
 }
 FILLED_LATER = {
     "a variable of a library": "os.environ['KMP_BLOCKTIME'] = '1'",
+    "what torch's compiler sets": "sys.setrecursionlimit(max(sys.getrecursionlimit(), 2000))",
     "an import that adds a filter once": (
         "if 'late' not in sys.modules: sys.modules['late'] = sys; warnings.filterwarnings('ignore', 'late')"
     ),

@@ -9,7 +9,7 @@ from itertools import islice
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.conventions import Conventions, ProductPrecision
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.diagnosis.by_clauses import by_clauses
@@ -24,7 +24,7 @@ from attention_conformance.tests.harness.explain.diagnosis.naming import (
     conventions_that_help,
     explanation,
 )
-from attention_conformance.tests.harness.explain.diagnosis.narrowing import narrower
+from attention_conformance.tests.harness.explain.diagnosis.narrowing import narrower, reads_tf32
 from attention_conformance.tests.harness.explain.diagnosis.neighbours import neighbour
 from attention_conformance.tests.harness.explain.diagnosis.observation import (
     Observation,
@@ -154,8 +154,11 @@ def _of_cases(
     # Who rounds operands is off wherever anything is mixed; what passes speaks of another, small error.
     known = [] if passing else [(each.clause, each.dtype) for each in checks]
     name = rounded_operands(implementation, known, device) if known else ""
+    if reads_tf32(implementation, failing, device):
+        return replace(_claim(f"product-precision={ProductPrecision.TF32}", len(failing)), when=in_dtypes)
     if dtype := narrower(implementation, failing, device):
-        claim = name or f"softmax-precision={dtype}"
+        claim = f"product-precision={dtype}" if name and dtype in set(ProductPrecision) else name
+        claim = claim or f"softmax-precision={dtype}"
         repair = f"Compute in the dtype of the inputs, or add --convention {claim} if that is what it promises."
         options = () if in_dtypes else ("--convention", claim)
         number = len(failing)

@@ -6,6 +6,7 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import answer
+from attention_conformance.implementations.discovery.tensor_cores import moved_in_cells, same_in_cells
 from attention_conformance.reference.arrays import Floats
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, answered
@@ -30,6 +31,19 @@ def narrower(implementation: Implementation, failing: Sequence[Observation], dev
         if name in DTYPES and bits < own and _small(failing, bits) and _rounds(implementation, each, name, device):
             return name
     return ""
+
+
+def reads_tf32(implementation: Implementation, failing: Sequence[Observation], device: str) -> bool:
+    """Whether keys and values are read as tensor cores read float32, and the output keeps more bits than float16."""
+    each = next((each for each in failing if each.problem.dtype == "float32" and each.got is not None), None)
+    if each is None:
+        return False
+    outputs: list[Floats | None] = []
+    for moved in moved_in_cells(each.problem.forward_only()):
+        result, _ = answered(lambda moved=moved: answer(implementation.run, moved.fresh(), device))  # type: ignore[misc]
+        outputs.append(None if result is None else result.output)
+    finer = outputs[0] is not None and bool((outputs[0] != outputs[0].astype(np.float16)).any())
+    return finer and same_in_cells(outputs)
 
 
 def _small(failing: Sequence[Observation], bits: int) -> bool:
