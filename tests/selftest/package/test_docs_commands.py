@@ -36,6 +36,7 @@ HEAVY: Mapping[str, str] = {
     f"{TRITON} --clause 'scores.*' --clause 'softmax.*'": "needs Triton; where it is, test_triton runs kernels",
     f"{TRITON} --clause 'shapes.*' --clause 'gradients.*'": "the same, in minutes",
     f"{TRITON} --budget 120": "the same, in two minutes",
+    "attention-conformance check my_kernel.py:attention --device cuda": "needs a GPU",
 }
 """Commands that are not run, and why. Those of make are held against the Makefile."""
 CLONE = ("pytest", "python -m", "make", ".venv")
