@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.reference.expected import Expected
-from attention_conformance.spec.cases import Case
+from attention_conformance.spec.cases import Case, Scores
 from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, Prober
 from attention_conformance.tests.harness.judge.comparison import error_ratios
 
@@ -18,6 +18,7 @@ PLURAL = {"sample": "samples", "head": "heads", "query": "queries", "component":
 MORE = {"batch": 3, "num_heads": 5}
 LONGER = 100
 SEEDS = (41, 42)
+FAR_APART = 60.0
 
 
 def other_sizes(base: Case) -> Iterator[Case]:
@@ -28,6 +29,11 @@ def other_sizes(base: Case) -> Iterator[Case]:
     yield base.sized(query_length=s.query_length + 3, key_length=s.key_length + 3)
     yield base.sized(query_length=9, key_length=9)
     yield base.sized(batch=1)
+
+
+def wider_scores(base: Case) -> Iterator[Case]:
+    """The case with scores that lie far apart: there a number in place of hidden ones is told from another."""
+    yield replace(base, scores=Scores.NORMAL, score_std=FAR_APART, scale=None)
 
 
 def wider(failing: Sequence[Observation], prober: Prober) -> list[Observation]:
