@@ -15,7 +15,9 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import QkNorm, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.harness.explain.diagnosis.conditions import conditions
+from attention_conformance.tests.harness.explain.diagnosis.magnitudes import parts
 from attention_conformance.tests.harness.explain.diagnosis.observation import Prober, observed
+from attention_conformance.tests.harness.explain.diagnosis.places import in_gradients
 from attention_conformance.tests.selftest.harness.test_backward_edits import edit
 
 CLAIMED = Conventions()
@@ -98,7 +100,7 @@ def test_a_loop_over_tiles_that_ends_too_early() -> None:
     scores = query @ key.mT * query.shape[-1] ** -0.5
     scores = scores.masked_fill(torch.ones(19, 19).triu(1).bool(), -torch.inf)
     scores[..., 16:, 16:] = -torch.inf  # 19 // 8 tiles for the last queries
-    words = "number of tiles of 8 keys for 8 queries in the causal triangle rounded down"
+    words = "number of tiles of 8 keys for 8 queries rounded down"
     made = edit(words).answer(problem.forward_only(), CLAIMED)
     assert np.allclose(made.output, scores.softmax(-1) @ value)
 
@@ -118,3 +120,15 @@ def test_what_an_earlier_call_left_behind_is_a_condition() -> None:
         seen = observed(candidate, case, "float64", ("output",), "cpu")
     prober = Prober(candidate, "float64", ("output",), "cpu", 200, {}, True)
     assert [each.words for each in conditions([seen], prober)] == ["after a call of the same sizes with padding"]
+
+
+def test_where_a_gradient_is_lost() -> None:
+    def losing(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        kept = torch.cat([key[..., :3, :], key[..., 3:, :].detach()], -2)
+        return (query @ kept.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+    candidate = Implementation("candidate", Claims(Scope.OP, OP_FEATURES), torch_op(losing))
+    cases = [Case(seed=seed).sized(key_length=length) for seed, length in enumerate((7, 9))]
+    failing = [observed(candidate, case, "float64", ("gradients.key",), "cpu") for case in cases]
+    assert list(in_gradients(failing)) == ["in keys from 3 on (counted from 0), which get 0"]
+    assert list(parts(failing)) == ["in the gradient of key"]

@@ -33,6 +33,7 @@ from attention_conformance.tests.harness.explain.diagnosis.observation import (
 )
 from attention_conformance.tests.harness.explain.diagnosis.other_claims import holding, rounded_operands, stated
 from attention_conformance.tests.harness.explain.diagnosis.places import (
+    in_gradients,
     other_sizes,
     places,
     shared_exception,
@@ -178,7 +179,7 @@ def _of_cases(
     where = [spot.words for spot in spots]
     found_when = [each.words for each in triggers.found if not any(f"in {each.extent} from" in p for p in where)]
     size = [] if found_when else [*sizes(failing, passing, triggers.prober, claimed)]
-    when = [*in_dtypes, *found_when, *size, *where, *parts(failing)]
+    when = [*in_dtypes, *found_when, *size, *where, *parts(failing), *in_gradients(failing)]
     everywhere, raises = not passing and not when, shared_exception(failing)
     return Diagnosis("", 0, len(failing), when=tuple(when), everywhere=everywhere, raises=raises)
 

@@ -314,7 +314,7 @@ RETURNED = ("weights", "averaged_weights", "log_sum_exp")
 
 def _variants() -> Iterator[Edit]:
     """Stages that do something else."""
-    for name, words, repair, change in (*variants(), *reordered(), *widened(), *backwards(), *distances(), *bounded()):
+    for name, words, repair, change in (*variants(), *reordered(), *widened(), *backwards(), *distances()):
         stage = STAGE[name]
         own = Stage(words, change, stage.reads, stage.needs)
         yield Edit(words, repair, partial(_replaced, stage, (own,)), ((stage, ""),), VARIANT)
@@ -333,6 +333,8 @@ def _slips() -> Iterator[Edit]:
     for words, repair, slip in (*held(), *angles()):
         change = partial(_exchanged, dict(slip))
         yield Edit(words, repair, change, tuple((stage, "") for stage in slip), VARIANT)
+    for words, repair, slip in bounded():
+        yield Edit(words, repair, partial(_exchanged, dict(slip)), ((STAGE["window"], ""),), VARIANT)
 
 
 def _exchanged(slip: dict[Stage, Stage], stages: Stages) -> Stages:

@@ -1,6 +1,6 @@
 """Held: steps of a backward pass that are forgotten for query, key or both, or that hold what they divide by."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
@@ -9,28 +9,27 @@ from attention_conformance.tests.harness.explain.stages.staged import STAGES, St
 
 Slip = Mapping[Stage, Stage]
 """Stages, and what takes their place."""
-EPSILONS = ("norm_epsilon", "late_epsilon")
+STEPS = {"norm_epsilon": "norm", "late_epsilon": "norm", "rotary_base": "rotation", "rotary_cos": "rotation by tables"}
+"""What is done to the query and to the key, by the entry that it needs."""
 
 
 def held() -> Iterator[tuple[str, str, Slip]]:
     """What is wrong, how it is repaired, and the stages that are other ones."""
-    for epsilon in EPSILONS:
-        norms = [stage for stage in STAGES if stage.needs == epsilon]
-        for those in ([norms[0]], [norms[1]], norms):
-            words = f"size in the {_together(those)} taken for a constant in the gradient"
+    for epsilon in ("norm_epsilon", "late_epsilon"):
+        query, key = (stage for stage in STAGES if stage.needs == epsilon)
+        for those in ((query,), (key,), (query, key)):
+            words = f"size in the norm of the {_inputs(those)} taken for a constant in the gradient"
             slip = {stage: normed(stage.reads[0], epsilon, Tensor.detach) for stage in those}
             yield words, "Differentiate the size by which rows are divided, too.", slip
-    for needs in (*EPSILONS, "rotary_base", "rotary_cos"):
+    for needs, step in STEPS.items():
         pair = [stage for stage in STAGES if stage.needs == needs]
-        words = _together(pair)
+        words = f"{step} of the {_inputs(pair)}"
         yield f"{words} left out in the gradient", f"Differentiate the {words}, too.", {s: _forgotten(s) for s in pair}
 
 
-def _together(stages: list[Stage]) -> str:
-    """Such as "norm of the query and the key"."""
-    first, *rest = (stage.name.partition(" of the ") for stage in stages)
-    nouns = [each.partition(" ")[0] for _, _, each in (first, *rest)]
-    return f"{first[0]} of the {' and the '.join(nouns)}{first[2].removeprefix(nouns[0])}"
+def _inputs(stages: Sequence[Stage]) -> str:
+    """Such as "query and the key"."""
+    return " and the ".join(stage.reads[0] for stage in stages)
 
 
 def _forgotten(stage: Stage) -> Stage:
