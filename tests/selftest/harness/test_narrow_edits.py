@@ -125,7 +125,8 @@ def test_what_an_earlier_call_left_behind_is_a_condition() -> None:
 def test_where_a_gradient_is_lost() -> None:
     def losing(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         kept = torch.cat([key[..., :3, :], key[..., 3:, :].detach()], -2)
-        return (query @ kept.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+        weights: Tensor = (query @ kept.mT * query.shape[-1] ** -0.5).softmax(-1)
+        return weights @ value
 
     candidate = Implementation("candidate", Claims(Scope.OP, OP_FEATURES), torch_op(losing))
     cases = [Case(seed=seed).sized(key_length=length) for seed, length in enumerate((7, 9))]
