@@ -132,7 +132,7 @@ def valid_lengths(case: Case, rng: np.random.Generator) -> NDArray[np.int64] | N
     if case.padding is Padding.LENGTHS:
         return np.asarray(_lengths(case))
     if case.padding is Padding.EMPTY_LENGTHS:
-        return real_keys(case).sum(-1)
+        return np.asarray(real_keys(case).sum(-1), np.int64)
     if case.padding is Padding.QUERY_LENGTHS:
         return rng.integers(1, s.key_length + 1, (s.batch, s.query_length))
     return None
