@@ -4,7 +4,7 @@ import pytest
 
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case, Padding
-from attention_conformance.spec.conventions import EmptyRow, Polarity
+from attention_conformance.spec.conventions import EmptyRow, PaddedTokens, Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
@@ -53,12 +53,26 @@ def test_ones_that_hide_are_no_numbers_to_add(make: Make) -> None:
 @pytest.mark.parametrize(
     "after", ["s.masked_fill(~(m[:, None] & m[:, :, None])[:, None], {})", "s * m[:, None, :, None]"]
 )
-def test_padding_that_hides_tokens_as_queries_is_not_judged_as_that_of_keys(make: Make, after: str) -> None:
+def test_padding_that_hides_tokens_as_queries_is_judged_by_the_others(make: Make, after: str) -> None:
     keys = f"s.masked_fill(~m[:, None, None], {HIDDEN})"
     masked = f"m = torch.ones(x.shape[:2]).bool() if mask is None else mask; s = {keys}; s = {after.format(HIDDEN)}"
     made = make(text_of(changes(masked)))
-    assert "it hides tokens as queries" in made.about
+    assert "padded tokens are hidden as queries, too (padded-tokens=unspecified)" in made.about
+    assert Feature.KEY_PADDING in made.claims
     assert_conforms(made)
+
+
+@pytest.mark.parametrize("slip", ["", "seen[:, :1] = True; "])
+def test_padded_tokens_that_see_themselves_are_those_of_the_candidate_alone(make: Make, slip: str) -> None:
+    own = "mask[:, None] | torch.eye(x.shape[1], dtype=torch.bool)"
+    masked = f"seen = torch.ones(1, 1, 1).bool() if mask is None else {own}; {slip}"
+    made = make(text_of(changes(f"{masked}s = s.masked_fill(~seen[:, None], -torch.inf)")))
+    assert made.claims.conventions.padded_tokens is PaddedTokens.UNSPECIFIED
+    if not slip:
+        assert_conforms(made)
+        return
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(made)
 
 
 def test_padding_of_keys_alone_is_claimed(make: Make) -> None:
