@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from typing import TypeAlias
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructor_names import (
@@ -22,7 +23,6 @@ MOST = 6
 """Options that are turned on, each for itself."""
 MOST_TEXTS = 3
 """Texts that one of them is given, one after another."""
-BUILT_WITH = "built with "
 OF_SPANS = {"window", "local", "block", "chunk", "left", "right"}
 """Words in the names of numbers of tokens; three of six leave something out."""
 OF_CAPS = {"cap", "capping", "softcap", "softcapping", "clip", "logit"}
@@ -32,6 +32,7 @@ OF_SCALING = {"scaling"}
 STRETCHED = {"type": "linear", "rope_type": "linear", "factor": 2.0}
 OF_CAUSALITY = {"causal", "decoder", "autoregressive"}
 """Words in the names of flags that hide later tokens."""
+Three: TypeAlias = tuple[Constructor, Constructor, Constructor]
 NO_OPTIONS = {"dtype", "device", "return", "output", "need", "init", "eps", "kdim", "vdim", "std", "seed", "checkpoint"}
 """Words in the names of what changes nothing, or only what is returned."""
 
@@ -50,17 +51,20 @@ def turned_on(make: Constructor) -> Iterator[tuple[str, Constructor]]:
     yield from islice(_built(make, [p for p in options if not words_of(p.name) & NO_OPTIONS]), MOST)
 
 
-def causal_too(others: Mapping[str, Constructor]) -> Iterator[tuple[str, tuple[Constructor, Constructor, Constructor]]]:
+def causal_too(usual: Constructor, others: Mapping[str, Constructor]) -> Iterator[tuple[str, Three]]:
     """The class as it is built with each of these options and the one that hides later tokens, together and alone."""
-    causal = next(
-        (how for how in others if words_of(how.removeprefix(BUILT_WITH).partition("=")[0]) & OF_CAUSALITY), ""
-    )
+    causal = next((how for how, each in others.items() if _words_of_option(usual, each) & OF_CAUSALITY), "")
     for how, other in others.items() if causal else ():
         if how != causal:
             flag = others[causal]
             both = replace(other, options={**other.options, **flag.options}, changed={**other.changed, **flag.changed})
             if _can_be_built(both):
-                yield f"{causal} and {how.removeprefix(BUILT_WITH)}", (both, flag, other)
+                yield f"{causal} and {how}", (both, flag, other)
+
+
+def _words_of_option(usual: Constructor, other: Constructor) -> set[str]:
+    """Of the names of what it is built with besides the usual."""
+    return {word for name in {*other.changed, *other.options} - {*usual.options} for word in words_of(name)}
 
 
 def _built(make: Constructor, options: list[inspect.Parameter]) -> Iterator[tuple[str, Constructor]]:
@@ -69,7 +73,7 @@ def _built(make: Constructor, options: list[inspect.Parameter]) -> Iterator[tupl
             one = {option.name: value}
             other = replace(make, changed=one) if make.settings else replace(make, options={**make.options, **one})
             if _can_be_built(other):
-                yield f"{BUILT_WITH}{option.name}={value!r}", other
+                yield f"built with {option.name}={value!r}", other
                 if not isinstance(option.default, str):
                     break
 

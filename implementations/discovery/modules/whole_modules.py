@@ -71,15 +71,20 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     if usable is None:
         return {}
     makes = {how: replace(whole, options=each.options, changed=each.changed) for how, each in options.items()}
-    otherwise = _otherwise(makes, module, direct, sized, check) | _tables(whole, module, direct, check)
+    otherwise = _otherwise(whole, makes, module, direct, sized, check) | _tables(whole, module, direct, check)
     return {Feature.AS_BUILT: replace(usable, otherwise=otherwise)}
 
 
 def _otherwise(
-    makes: Mapping[str, Constructor], module: nn.Module, call: ModuleCall, sized: bool, check: ClaimCheck
+    usual: Constructor,
+    makes: Mapping[str, Constructor],
+    module: nn.Module,
+    call: ModuleCall,
+    sized: bool,
+    check: ClaimCheck,
 ) -> dict[str, Run]:
     """The runs of a class as it is built with each of these options, and with one that hides later tokens as well."""
-    pairs = dict(causal_too(makes))
+    pairs = dict(causal_too(usual, makes))
     every = {**makes, **{how: both for how, (both, *_) in pairs.items()}}
     found = {how: _optional(each, module, call, sized, check) for how, each in every.items()}
     runs = {how: each for how, each in found.items() if each is not None}
@@ -123,7 +128,7 @@ def of_unknown_form(make: Constructor, module: nn.Module, call: ModuleCall, chec
     run = None if run is None else _usable(run, check)
     if run is None:
         return None
-    return replace(run, otherwise=_otherwise(dict(turned_on(make)), module, call, bool(make.window), check))
+    return replace(run, otherwise=_otherwise(make, dict(turned_on(make)), module, call, bool(make.window), check))
 
 
 def _optional(

@@ -218,11 +218,12 @@ class f(nn.Module):
         return self.out(attend(q, k, v, biases)[0].transpose(1, 2).flatten(2))
 """
 OWN_SIZES = "class Sizes:\n    num_buckets, max_distance = 8, 20\n"
-KEPT_BUCKETS = OWN_SIZES + BUCKETS.replace("self.num_buckets, self.max_distance = num_buckets, max_distance", "")
-KEPT_BUCKETS = KEPT_BUCKETS.replace("self.max_distance", "self.cfg.max_distance").replace(
-    "self.num_b", "self.cfg.num_b"
+KEPT_BUCKETS = OWN_SIZES + (
+    BUCKETS.replace("self.num_buckets, self.max_distance = num_buckets, max_distance", "")
+    .replace("self.max_distance", "self.cfg.max_distance")
+    .replace("self.num_b", "self.cfg.num_b")
+    .replace("super().__init__()", "super().__init__(); self.cfg = Sizes()")
 )
-KEPT_BUCKETS = KEPT_BUCKETS.replace("super().__init__()", "super().__init__(); self.cfg = Sizes()")
 WINDOW = """
 class f(nn.Module):
     def __init__(self, dim, window_size, num_heads):
