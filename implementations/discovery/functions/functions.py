@@ -72,6 +72,7 @@ from attention_conformance.implementations.discovery.modules.module_masks import
 from attention_conformance.implementations.discovery.rows_without_keys import (
     ADDED,
     EMPTY,
+    empty_lengths_as_seen,
     empty_rows_as_seen,
     empty_rows_of_each_kind,
     empty_rows_of_window,
@@ -214,6 +215,7 @@ def _usual_candidate(
         check = empty_rows_as_seen(check, masked)
     elif not given:  # no name promises what a row without keys gets: the formula itself gives NaN
         check = empty_rows_of_each_kind(check)
+    check = check if given else empty_lengths_as_seen(check)
     check, always = with_premises(check, premises)
     if not any("row" in key for key in settings):
         check = empty_rows_of_window(check)

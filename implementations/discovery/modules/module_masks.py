@@ -33,6 +33,7 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
     EMPTY,
     OWN_ROWS,
     ROWS,
+    empty_lengths_as_seen,
     empty_rows_as_seen,
 )
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
@@ -197,7 +198,7 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
     if Feature.KEY_PADDING in check.claims:
         both = not given and Feature.CAUSAL not in check.claims  # if it is always causal, its triangle and padding meet
         check = empty_rows_as_seen(check, EMPTY, ("padding", "causal") if both else ("padding",))
-    return check, notes
+    return empty_lengths_as_seen(check), notes
 
 
 def _padded_tokens_as_seen(check: ClaimCheck) -> ClaimCheck:

@@ -4,7 +4,7 @@ import pytest
 
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case, Padding
-from attention_conformance.spec.conventions import PaddedTokens, Polarity
+from attention_conformance.spec.conventions import EmptyRow, PaddedTokens, Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
@@ -252,3 +252,26 @@ def test_a_promised_mask_that_is_refused_is_not_claimed(make: Make, refusal: str
     assert not {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT} & made.claims.features
     assert Feature.CAUSAL in made.claims.features
     assert_conforms(made)
+
+
+OF_LENGTHS = """
+def f(query, key, value, valid_lens=None):
+    if valid_lens is not None:
+        {first}
+        seen = torch.arange(key.shape[-2]) < valid_lens[:, None, None, None]
+        return attend(query, key, value, seen)[0]
+    return attend(query, key, value)[0]
+"""
+REFUSING = "if (valid_lens < 1).any(): raise ValueError('each sample needs a key')"
+WHOLE = "valid_lens = valid_lens.where(valid_lens > 0, key.shape[-2])"
+
+
+@pytest.mark.parametrize(
+    ("first", "judged", "answer"),
+    [("", True, EmptyRow.NAN), (REFUSING, False, EmptyRow.ZEROS), (WHOLE, True, EmptyRow.ZEROS)],
+)
+def test_a_length_of_0_is_judged_as_it_is_answered(make: Make, first: str, judged: bool, answer: EmptyRow) -> None:
+    """Unless it is refused; the answer to all keys is none to a length of 0."""
+    made = make(OF_LENGTHS.format(first=first))
+    assert isinstance(fit(Case(padding=Padding.EMPTY_LENGTHS), made.claims), Case) is judged
+    assert made.claims.conventions.empty_row_padding is answer
