@@ -50,9 +50,11 @@ from attention_conformance.implementations.discovery.functions.function_calls im
     NUMPY,
     ArrayKind,
     RenamedCall,
+    extents,
     tensors_kind,
 )
 from attention_conformance.implementations.discovery.functions.function_masks import (
+    with_all_axes,
     with_mask_form,
     without_ignored,
     without_refused_masks,
@@ -61,7 +63,11 @@ from attention_conformance.implementations.discovery.functions.given_sizes impor
 from attention_conformance.implementations.discovery.functions.on_request import with_all_it_returns
 from attention_conformance.implementations.discovery.functions.one_input import OneInput, of_one_input
 from attention_conformance.implementations.discovery.functions.one_key_head import OneKeyHead, with_key_heads
-from attention_conformance.implementations.discovery.functions.size_limits import claims_to_try, with_size_limits
+from attention_conformance.implementations.discovery.functions.size_limits import (
+    claims_to_try,
+    with_size_limits,
+    without_broken_lengths,
+)
 from attention_conformance.implementations.discovery.functions.table_forms import (
     with_narrow_tables,
     with_slopes_of_samples,
@@ -199,7 +205,7 @@ def _usual_candidate(
     if not interface and options.spelled.get("bool_mask") in MASK_NAMES and "bool-mask" not in settings:
         check, masks = with_mask_form(check, kind)
     elif not interface:
-        check, masks = without_refused_masks(check)
+        check, masks = without_refused_masks(with_all_axes(check, kind))
     check, ignored = without_ignored(check, options)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *lengths, *ignored]
@@ -215,6 +221,8 @@ def _usual_candidate(
     elif not given:  # no name promises what a row without keys gets: the formula itself gives NaN
         check = empty_rows_of_each_kind(check)
     check, always = with_premises(check, premises)
+    published = {PUBLISHED_FLAG, "attn_mask"} & {*options.spelled.values()}
+    check, broken = (check, {}) if published or interface else without_broken_lengths(check)
     if not any("row" in key for key in settings):
         check = empty_rows_of_window(check)
     check, tables = with_table_form(check, options.spelled, settings)
@@ -222,7 +230,7 @@ def _usual_candidate(
     check, refuted = option_claims(check, options.named.features | known)
     check, refuted = with_slopes_of_samples(with_narrow_tables(check)), [*tables, *refuted]
     scores = returns_scores(getattr(function, "function", function))
-    found = extras_seen(check, plain, _extents(claims), scores)
+    found = extras_seen(check, plain, extents(claims), scores)
     extras = tuple(e for e in found if e.name != "averaged_weights")
     if "returned-weights" not in settings:
         check = with_returned_weights(check, extras)
@@ -249,14 +257,8 @@ def _usual_candidate(
     judged = replace(check, claims=claims)
     own = check.function.options if isinstance(check.function, RenamedCall) else options
     whole = getattr(function, "function", function)
-    return replace(made, findings=mask_findings(whole, own, judged), as_seen=masks_as_seen(own, judged))
-
-
-def _extents(claims: Claims) -> dict[str, int]:
-    """Of the axes in the plain case, as near as the claims allow it."""
-    fitted = fit(PLAIN, claims)
-    sizes = PLAIN.sizes if isinstance(fitted, Unsupported) else fitted.sizes
-    return {"B": sizes.batch, "H": sizes.num_heads, "Q": sizes.query_length, "K": sizes.key_length}
+    findings = broken | mask_findings(whole, own, judged)
+    return replace(made, findings=findings, as_seen=masks_as_seen(own, judged))
 
 
 def _implementation(

@@ -19,6 +19,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.bare import tapped
 from attention_conformance.implementations.discovery.modules.emptying import emptied, emptied_by
 from attention_conformance.implementations.discovery.modules.neutrals import (
+    LETTERS,
     MASKS,
     NO_INPUT_WORDS,
     OF_KEYS,
@@ -277,9 +278,14 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
         calls += [replace(call, inputs=3, order=order, listed=True) for order in LISTED]
     every = list(islice(combined((*unknown, *masks)), MOST_TABLES))
     yield from (replace(each, tables=tables) for each, tables in product(calls, every))
-    if count == 2 and not keywords and not role(second := inputs[1].name) and not words_of(second) & OF_KEYS:
+    second = inputs[1].name if count == 2 and not keywords else ""
+    of_keys = role(second) in ("key", "value") or words_of(second) & OF_KEYS
+    if second and not of_keys and (role(second) is None or role(inputs[0].name) is None):
         alone = replace(call, inputs=1, unread=second)
         yield from (replace(alone, tables={second: Neutral.NONE, **tables}) for tables in every)
+        masks = MASKS if second.lower() in LETTERS else ()
+        alone = replace(alone, unread="")
+        yield from (replace(alone, tables={second: mask, **tables}) for mask, tables in product(masks, every))
 
 
 def _is_empty(parameter: inspect.Parameter) -> bool:

@@ -86,7 +86,7 @@ def _tables(whole: Constructor, module: nn.Module, direct: ModuleCall, check: Cl
 def _usual(whole: Constructor, module: nn.Module, direct: ModuleCall, sized: bool) -> AsBuilt:
     """A run without what is known of the class; `module` is one of its instances."""
     summed = any(word in type(part).__name__.lower() for part in module.modules() for word in OVER_TOKENS)
-    drops = any("drop" in type(part).__name__.lower() for part in module.modules()) or bool(whole.rates)
+    drops = any("drop" in type(part).__name__.lower() and getattr(part, "p", 1.0) for part in module.modules())
     trained, prefixes = not (summed or drops), not (sized or summed)
     return AsBuilt(partial(built_for, whole, True), Chosen(direct, ()), prefixes=prefixes, trained=trained)
 
@@ -183,8 +183,11 @@ def _of_options(run: AsBuilt, problem: Problem, device: str) -> Iterator[tuple[s
 
 
 def _head_axes(make: Constructor) -> HeadAxes | None:
-    """Which axes of its parameters count heads, seen where it is built with other numbers of them; None if unknown."""
-    if make.kv_heads or make.grouped or make.one_head:
+    """Which axes of its parameters count heads, seen where it is built with other numbers of them; None if unknown.
+
+    Without a projection behind them, another order of the heads is one of the output's components, too.
+    """
+    if make.kv_heads or make.grouped or make.one_head or "w_o" not in make.held_names(built(make)):
         return None
     outcomes = {heads: safe_call(partial(make, 2 * make.width, heads)).value for heads in (2, 4)}
     one, other = outcomes.values()
