@@ -283,9 +283,9 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     if second and not of_keys and (role(second) is None or role(inputs[0].name) is None):
         alone = replace(call, inputs=1, unread=second)
         yield from (replace(alone, tables={second: Neutral.NONE, **tables}) for tables in every)
-        masks = MASKS if second.lower() in LETTERS else ()
+        given = MASKS if second.lower() in LETTERS else ()
         alone = replace(alone, unread="")
-        yield from (replace(alone, tables={second: mask, **tables}) for mask, tables in product(masks, every))
+        yield from (replace(alone, tables={second: mask, **tables}) for mask, tables in product(given, every))
 
 
 def _is_empty(parameter: inspect.Parameter) -> bool:

@@ -389,8 +389,7 @@ def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     if {"need_weights", "average_attn_weights"} <= set(spelled):
         always = {spelled["need_weights"]: True, spelled["average_attn_weights"]: True}
         yield "with averaged weights", plan.run(replace(call, always=always), extras={1: "averaged_weights"})
-    named = call.options.named.spelled
-    if published and {"key_padding_mask", "float_mask"} <= set(named) and takes_float_padding(kind, named):
+    if published and isinstance(kind, type) and takes_float_padding(kind, call.options.named.spelled):
         added = replace(call, padding_added=True)
         if not replace(plan.check, function=added).run(replace(BIASED, mask_shape=MaskShape.KEYS)).error:
             yield "with numbers in its key_padding_mask", plan.run(added)
