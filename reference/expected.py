@@ -20,8 +20,16 @@ from attention_conformance.reference.bounds.precision import Precision, precisio
 from attention_conformance.reference.gradients import backward, cotangent_of_heads, gradients
 from attention_conformance.reference.pipeline import Pipeline, Trace, gated, mix
 from attention_conformance.reference.positions import positions
+from attention_conformance.reference.visibility import padding
 from attention_conformance.spec.cases import Sharing
-from attention_conformance.spec.conventions import Conventions, LogBase, LogOfNothing, ReturnedWeights
+from attention_conformance.spec.conventions import (
+    Conventions,
+    EmptyRow,
+    LogBase,
+    LogOfNothing,
+    PaddedTokens,
+    ReturnedWeights,
+)
 from attention_conformance.spec.features import Packing, Scope
 from attention_conformance.spec.gates_and_splits import OutputGates
 from attention_conformance.spec.problem import Problem
@@ -38,7 +46,10 @@ EACH = (-4, -3, -2, -1)
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """One part of the answer: float64 values, and per element how far a correct answer may be from them."""
+    """One part of the answer: float64 values, and per element how far a correct answer may be from them.
+
+    Where NaN has an infinite bound, anything is right.
+    """
 
     value: Floats
     bound: Floats
@@ -52,6 +63,11 @@ class Expected:
     def __post_init__(self) -> None:
         if (self.bound < 0.0).any():
             raise ValueError("a bound is negative, so that not even the value itself would be within it")
+
+    @property
+    def unspecified(self) -> NDArray[np.bool_]:
+        """Where anything is right."""
+        return np.asarray(np.isnan(self.value) & np.isposinf(self.bound))
 
     def only(self, of: Callable[[Floats], Floats]) -> Expected:
         """What a linear function, such as one that takes some rows, makes of the values and their bounds."""
@@ -121,9 +137,37 @@ def _solved(
         step = backward(trace, cotangent_of_heads(problem))
         by_name = gradients(problem, trace, step)
         errors = gradient_bounds(problem, trace, step, bounds, working)
-        parts |= {f"gradients.{name}": Expected(by_name[name], errors[name]) for name in by_name}
+        none = bool(trace.seen.rows_answered(EmptyRow.NAN).any())
+        for name, value in by_name.items():
+            bound = np.where(np.isnan(value), np.inf, errors[name]) if none else errors[name]
+            parts[f"gradients.{name}"] = Expected(value, bound)
+    parts = _without_padded_tokens(problem, conventions, parts)
     values = {name: part.value for name, part in parts.items()}
     return parts, directions(problem, trace, step, bounds, values), trace
+
+
+OF_TOKENS = {
+    "output": np.s_[..., :, None],
+    "weights": np.s_[..., None, :, None],
+    "averaged_weights": np.s_[..., :, None],
+    "log_sum_exp": np.s_[..., None, :],
+}
+"""Where a number for each token (B, L) stands in the parts of an answer."""
+
+
+def _without_padded_tokens(
+    problem: Problem, conventions: Conventions, parts: Mapping[str, Expected]
+) -> dict[str, Expected]:
+    """The parts, in which anything is right for padded tokens where it is claimed that these are unspecified."""
+    padded = ~padding(problem)[:, 0, -1, :]
+    if conventions.padded_tokens is PaddedTokens.COMPUTED or problem.sharing is not Sharing.SELF or not padded.any():
+        return dict(parts)
+    opened: dict[str, Expected] = {}
+    for name, part in parts.items():
+        anything = padded.any() if name.startswith("gradients.") else padded[OF_TOKENS[name]]
+        value, bound = np.where(anything, np.nan, part.value), np.where(anything, np.inf, part.bound)
+        opened[name] = replace(part, value=value, bound=bound)
+    return opened
 
 
 def _joined(blocks: Sequence[Mapping[str, Expected]]) -> dict[str, Expected]:

@@ -62,7 +62,7 @@ def visibility(problem: Problem, conventions: Conventions, places: Positions | N
     """
     shape = (problem.batch, problem.num_heads, problem.query.shape[-2], problem.key.shape[-2])
     problem, places = in_force(problem, conventions), places or positions(problem, conventions)
-    masked, padded, placed = _kept(problem), _padding(problem), _placed(problem, conventions, places)
+    masked, padded, placed = _kept(problem), padding(problem), _placed(problem, conventions, places)
     allowed = masked & padded & placed & _real_query(problem)
     allowed = np.broadcast_to(allowed, (*allowed.shape[:-4], *shape))
     answers = _answers(problem, conventions, masked, padded, allowed)
@@ -89,8 +89,8 @@ def _kept(problem: Problem) -> Booleans:
     return given.astype(bool) if given.dtype.kind == "b" else given.astype(np.float64) > -np.inf
 
 
-def _padding(problem: Problem) -> Booleans:
-    """Broadcasts to (B, H, Lq, Lk)."""
+def padding(problem: Problem) -> Booleans:
+    """Which keys are real; broadcasts to (B, H, Lq, Lk)."""
     real = EVERYTHING
     if problem.key_padding_mask is not None:
         real = real & problem.key_padding_mask.astype(bool)[:, None, None, :]

@@ -136,6 +136,8 @@ class Padding(StrEnum):
     """The last sample has no real key."""
     LENGTHS = "lengths"
     """RIGHT, given as valid lengths (B,)."""
+    EMPTY_LENGTHS = "empty-lengths"
+    """LENGTHS, and that of the last sample is 0."""
     QUERY_LENGTHS = "query-lengths"
     """Valid lengths (B, Lq), a count for each query."""
 

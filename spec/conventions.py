@@ -92,6 +92,15 @@ class PaddedPositions(StrEnum):
     """Only real keys are counted: a token stands where the last real key up to it stands among the real ones."""
 
 
+class PaddedTokens(StrEnum):
+    """What self-attention answers for tokens that padding hides as keys."""
+
+    COMPUTED = "computed"
+    """They see the real keys, as other queries do: the specification's default."""
+    UNSPECIFIED = "unspecified"
+    """Anything, as nobody reads it; gradients, to which it belongs, are unspecified, too."""
+
+
 class DropoutSharing(StrEnum):
     """Which weights share one choice of dropout."""
 
@@ -267,6 +276,7 @@ class Conventions:
     group_order: GroupOrder = GroupOrder.CONSECUTIVE
     window_count: WindowCount = WindowCount.EXCLUDING
     padded_positions: PaddedPositions = PaddedPositions.COUNTED
+    padded_tokens: PaddedTokens = PaddedTokens.COMPUTED
     rotary_pairing: RotaryPairing = RotaryPairing.HALVES
     rotary_tables: TableForm = TableForm.POSITIONS
     norm_kind: NormKind = NormKind.RMS

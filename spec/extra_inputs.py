@@ -55,6 +55,8 @@ def _documents(case: Case) -> dict[str, Array]:
     ]
     if case.extension.has_lengths:
         queries, keys = parts[0] if parts else ([], [])
+        if packing is Packing.IDLE_DOCUMENTS and parts:
+            queries, keys = [0, *queries[:1], 0, sum(queries[1:]), 0], [0, *keys, *[0] * (4 - len(keys))]
         return {"query_lengths": np.array(queries, np.int64), "key_lengths": np.array(keys, np.int64)}
     return {
         "query_segments": _ids([queries for queries, _ in parts], s.query_length),

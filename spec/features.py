@@ -203,6 +203,8 @@ class Packing(StrEnum):
     """SEGMENTS, and one of them has queries but no key."""
     EMPTY_DOCUMENT = "empty-document"
     """LENGTHS, and one document has queries but no key."""
+    IDLE_DOCUMENTS = "idle-documents"
+    """LENGTHS, and one document has keys but no query; the first and the last have neither."""
 
 
 class PositionIds(StrEnum):
@@ -366,7 +368,7 @@ class Extension:
 
     @property
     def has_lengths(self) -> bool:
-        return self.packing in (Packing.LENGTHS, Packing.EMPTY_DOCUMENT)
+        return self.packing in (Packing.LENGTHS, Packing.EMPTY_DOCUMENT, Packing.IDLE_DOCUMENTS)
 
     @property
     def has_dropout(self) -> bool:

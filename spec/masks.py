@@ -116,7 +116,7 @@ def _random(case: Case, shape: tuple[int, int, int, int], rng: np.random.Generat
 
 def padding_mask(case: Case, rng: np.random.Generator) -> Booleans | None:
     """(B, Lk), True = may attend, or None where the case has none or gives it as lengths."""
-    if case.padding in (Padding.NONE, Padding.LENGTHS, Padding.QUERY_LENGTHS):
+    if case.padding in (Padding.NONE, Padding.LENGTHS, Padding.EMPTY_LENGTHS, Padding.QUERY_LENGTHS):
         return None
     return real_keys(case)
 
@@ -131,13 +131,15 @@ def valid_lengths(case: Case, rng: np.random.Generator) -> NDArray[np.int64] | N
     s = case.sizes
     if case.padding is Padding.LENGTHS:
         return np.asarray(_lengths(case))
+    if case.padding is Padding.EMPTY_LENGTHS:
+        return np.asarray(real_keys(case).sum(-1), np.int64)
     if case.padding is Padding.QUERY_LENGTHS:
         return rng.integers(1, s.key_length + 1, (s.batch, s.query_length))
     return None
 
 
 def _lengths(case: Case) -> list[int]:
-    """Different for neighbouring samples, never 0, not all full where Lk allows it."""
+    """Different for neighbouring samples, none of them 0, not all full where Lk allows it."""
     s = case.sizes
     return [max(1, s.key_length - 2 - 3 * (sample % 3)) if s.key_length else 0 for sample in range(s.batch)]
 
@@ -151,7 +153,7 @@ def _real_keys(case: Case, lengths: NDArray[np.int64]) -> Booleans:
             return keys >= s.key_length - lengths[:, None]
         case Padding.HOLES:
             return (keys + np.arange(s.batch)[:, None]) % 3 != 1 if s.key_length > 2 else keys >= 0 * lengths[:, None]
-        case Padding.EMPTY_SAMPLE:
+        case Padding.EMPTY_SAMPLE | Padding.EMPTY_LENGTHS:
             real = keys < lengths[:, None]
             real[-1:] = False
             return real

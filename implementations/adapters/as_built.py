@@ -42,14 +42,13 @@ class HeadAxes:
     places: FindPlaces
     axes: Mapping[str, tuple[int, ...]]
 
-    def reordered(self, module: nn.Module, problem: Problem, device: str) -> nn.Module:
-        """The module with its heads in another order, which is the same function."""
+    def reordered(self, module: nn.Module, problem: Problem, device: str) -> Array | None:
+        """Brings the module's heads into another order, which is the same function; that of its output without w_o."""
         places, given = places_in(module, self.places, problem), tensors(problem, device)
         order = np.roll(np.arange(problem.num_heads)[::-1], 1)
         arrays = {path: to_array(module.get_parameter(path)).copy() for path in places}
-        named = {
-            n: torch.from_numpy(_reordered(n, part, order)) for n, part in named_parts(arrays, places, given).items()
-        }
+        parts = named_parts(arrays, places, given)
+        named = {name: torch.from_numpy(_reordered(name, part, order)) for name, part in parts.items()}
         with torch.no_grad():
             for path, place in places.items():
                 parameter = module.get_parameter(path)
@@ -58,7 +57,7 @@ class HeadAxes:
                 parameter = module.get_parameter(path)
                 for axis in axes:
                     parameter.copy_(parameter.index_select(axis, torch.from_numpy(order.copy())))
-        return module
+        return None if "w_o" in named else order
 
 
 def _reordered(name: str, array: Array, order: Array) -> Array:
@@ -70,6 +69,12 @@ def _reordered(name: str, array: Array, order: Array) -> Array:
     return np.ascontiguousarray(split.take(order, axis).reshape(array.shape))
 
 
+def _in_place(output: Array, order: Array) -> Array:
+    """The output of heads that lie next to each other in this order, with each where it was."""
+    heads = output.reshape(*output.shape[:2], len(order), -1)
+    return np.ascontiguousarray(heads[:, :, np.argsort(order)]).reshape(output.shape)
+
+
 @dataclass(frozen=True, eq=False)
 class AsBuilt:
     """A `run` of a module with parameters of its own, in evaluation mode; its `Result.others` are its output, too.
@@ -78,7 +83,7 @@ class AsBuilt:
         build: makes the module, with all of its parts, for a problem's sizes.
         call: see `TorchModule`.
         prefixes: whether the first tokens alone get their rows where no token sees a later one.
-        causal: whether none does, whatever a problem states; None: where a problem states it.
+        causal: whether none does, whatever a problem states; None or False: where a problem states it.
         unordered: whether no part knows the place of a token, so that tokens in another order get their rows.
         pieces: calls with the same tokens in pieces, by a name for messages.
         trained: whether it answers the same in training mode, where nothing is dropped.
@@ -125,14 +130,17 @@ class AsBuilt:
 
     def sees_later(self, problem: Problem, device: str) -> bool:
         """Whether a row depends on a later token, in the order of the tokens."""
+        return bool(np.triu(self.seen(problem, device), 1).any())
+
+    def seen(self, problem: Problem, device: str) -> Array:
+        """(L, L), True = the row of the first token depends on the second one."""
         module = drawn(in_mode(built(self.build, problem, device), False))
-        whole, tokens = self._output(module, problem, device), problem.query.shape[1]
-        for token in range(1, tokens):
+        whole, columns = self._output(module, problem, device), []
+        for token in range(problem.query.shape[1]):
             moved = problem.with_arrays({name: moved_at(getattr(problem, name), token) for name in INPUTS})
-            changed = self._output(module, moved, device)[:, :token] - whole[:, :token]
-            if np.abs(changed).max() > ROUNDINGS * np.abs(whole).max():
-                return True
-        return False
+            changed = np.abs(self._output(module, moved, device) - whole).max((0, 2))
+            columns.append(changed > ROUNDINGS * np.abs(whole).max())
+        return np.stack(columns, -1)
 
     def _output(self, module: nn.Module, problem: Problem, device: str, call: Call | None = None) -> Array:
         with torch.no_grad():
@@ -143,7 +151,7 @@ class AsBuilt:
         alone = [self._output(module, _taken(problem, 0, [sample]), device) for sample in samples]
         yield "each sample alone", np.concatenate(alone)
         yield "after other calls", self._output(module, problem, device)
-        causal = problem.causal if self.causal is None else self.causal
+        causal = problem.causal or bool(self.causal)
         if causal and self.prefixes:
             for count in sorted({1, tokens // 2, tokens - 1} - {0}):
                 first = self._output(module, _taken(problem, 1, range(count)), device)
@@ -158,10 +166,26 @@ class AsBuilt:
         for how, call in self.pieces.items():
             yield how, self._output(module, problem, device, call)
         if self.heads is not None:
-            other = self.heads.reordered(drawn(in_mode(built(self.build, problem, device), False)), problem, device)
-            yield "heads in another order", self._output(other, problem, device)
+            other = drawn(in_mode(built(self.build, problem, device), False))
+            apart = self.heads.reordered(other, problem, device)
+            output = self._output(other, problem, device)
+            yield "heads in another order", output if apart is None else _in_place(output, apart)
         if self.trained:
             yield "in training mode", self._output(in_mode(module, True), problem, device)
+
+
+@dataclass(frozen=True, eq=False)
+class SeenTogether:
+    """What a module sees that is built with two options: all that each of them leaves where it is alone."""
+
+    both: AsBuilt
+    alone: tuple[AsBuilt, AsBuilt]
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """Which tokens each one sees, (1, L, L), and has to see; its `others` are those that it sees."""
+        seen, one, other = (run.seen(problem, device) for run in (self.both, *self.alone))
+        whole, found = ((each[None]).astype(np.float64) for each in (seen | one & other, seen))
+        return Result(whole, others={"all that both leave": Result(found)})
 
 
 def _taken(problem: Problem, axis: int, positions: Sequence[int] | range | Array) -> Problem:

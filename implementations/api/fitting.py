@@ -133,7 +133,7 @@ def required(case: Case) -> tuple[Feature, ...]:
         Feature.SCALE: case.scale is not None,
         Feature.BOOL_MASK: case.mask is MaskKind.BOOL,
         Feature.FLOAT_MASK: case.mask in (MaskKind.FLOAT, MaskKind.INFINITE),
-        Feature.VALID_LENS: case.padding in (Padding.LENGTHS, Padding.QUERY_LENGTHS),
+        Feature.VALID_LENS: case.padding in (Padding.LENGTHS, Padding.EMPTY_LENGTHS, Padding.QUERY_LENGTHS),
         Feature.KEY_PADDING: case.padding in (Padding.RIGHT, Padding.LEFT, Padding.HOLES, Padding.EMPTY_SAMPLE),
         Feature.CAUSAL: case.causal,
         Feature.VIEWS: case.layout is not Layout.CONTIGUOUS,

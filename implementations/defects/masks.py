@@ -282,6 +282,23 @@ def lengths_inclusive(problem: Problem, device: str) -> Result:
     return attend(problem.but(valid_lens=None), device)
 
 
+@breaks_lengths("masks.empty-lengths", holds=("masks.valid-lens", "masks.key-padding"), severity=LEAK)
+def length_of_zero_taken_for_none(problem: Problem, device: str) -> Result:
+    """As `lengths or Lk` gives it."""
+    if problem.valid_lens is not None:
+        lengths = torch.tensor(problem.valid_lens).reshape(problem.query.shape[0], 1, -1, 1)
+        problem = masked(problem, lengths.where(lengths > 0, problem.key.shape[-2]))
+    return attend(problem.but(valid_lens=None), device)
+
+
+@breaks_lengths("masks.empty-lengths", holds=("masks.valid-lens", "masks.key-padding"), severity=LEAK)
+def length_of_zero_raised_to_one(problem: Problem, device: str) -> Result:
+    if problem.valid_lens is not None:
+        lengths = torch.tensor(problem.valid_lens).reshape(problem.query.shape[0], 1, -1, 1)
+        problem = masked(problem, lengths.clamp(min=1))
+    return attend(problem.but(valid_lens=None), device)
+
+
 breaks_query_lengths = partial(
     breaks,
     "masks.query-lens",

@@ -208,6 +208,17 @@ def empty_documents_dropped(query: Tensor, key: Tensor, call: CallOptions) -> Po
     return placed(query, key, call, torch.unique, *LENGTHS)
 
 
+@breaks_lengths("packed.idle-documents", holds=("packed.lengths", "packed.empty-segment"))
+def stopped_at_a_document_without_queries(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
+    of_query, of_key, same_document = positions(query, key, call)
+    if call.cu_seqlens_q is None:
+        return of_query, of_key, same_document
+    lengths = call.cu_seqlens_q.diff()
+    idle = (lengths == 0).nonzero()[:1, 0]
+    end = int(lengths[: int(idle)].sum()) if len(idle) else query.shape[-2]
+    return of_query, of_key, same_document & (torch.arange(query.shape[-2]) < end)[:, None]
+
+
 @breaks_lengths("packed.lengths", holds=("packed.segments", "packed.empty-segment"))
 def keys_cut_at_the_longest_queries(query: Tensor, key: Tensor, call: CallOptions) -> Positions:
     of_query, of_key, same_document = positions(query, key, call)

@@ -9,6 +9,7 @@ import numpy as np
 
 from attention_conformance.implementations.discovery.probe import Floats
 from attention_conformance.spec.conventions import NormDefault, NormKind
+from attention_conformance.spec.problem import HALF
 
 EPSILONS = (1e-6, 1e-5, 1e-8, 1e-12, 1e-7, 1e-3, 1e-4, 1e-10, 1e-9, 0.0)
 """As published code adds them, and the spacing of the dtype in addition."""
@@ -35,7 +36,7 @@ class BareNorm:
 
     def applied(self, rows: Floats, dtype: str) -> Floats:
         """The rows (B, H, L, d), normalised."""
-        epsilon = float(np.finfo(dtype).eps) if self.epsilon is None else self.epsilon
+        epsilon = float(np.finfo(np.float32 if dtype in HALF else dtype).eps) if self.epsilon is None else self.epsilon
         if self.kind is NormKind.LAYER:
             rows = rows - rows.mean(-1, keepdims=True)
         square = np.square(rows).sum(-1, keepdims=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -32,14 +33,20 @@ from attention_conformance.spec.conventions import NormSpan, RotaryPairing
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.masks import Booleans
 from attention_conformance.spec.premises import Premises
+from attention_conformance.spec.problem import HALF as HALF_TYPES
 from attention_conformance.spec.problem import Problem
 
 PEAKED = Setup(query_length=5, key_length=5, score_std=2.0)
 """Scores of up to some twenty, so that a bound of 100 shows."""
 BASES = (10000.0, 500000.0, 1000000.0)
 """Of rotations, as published models have them."""
-FAINTEST = np.log(1e-12)
-"""Logarithm of a weight below which nothing is compared."""
+FAINTEST = {"float16": math.log(2.0**-12)}
+"""Logarithm of a weight below which nothing is compared: float16 has fewer digits of smaller ones."""
+FAINTEST_OF_OTHERS = math.log(1e-12)
+OFF = {"bfloat16": 2.0**-5, "float16": 2.0**-7}
+"""How far logarithms of weights may be off in half types: some roundings of the scores and of the weights."""
+LARGE = 8.0
+"""Standard deviation of scores beside which bounds show in half types, that are none beside the usual ones."""
 CAPS, POINTS = (1.0, 200.0), 40
 """Bounds of scores that are looked for, and how many are tried between two."""
 ALIBI_INSIDE = (
@@ -50,7 +57,7 @@ ALIBI_INSIDE = (
 
 def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Premises]:
     """The check with the pairing of its rotations, and the premises with what its weights show of its scores."""
-    if check.dtype not in ("float32", "float64") or premises.block or premises.alibi:
+    if premises.block or premises.alibi:
         return check, premises
     width, observed = _observed(check, premises)
     if not _usable(observed):
@@ -61,14 +68,33 @@ def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Prem
         if not is_usual(slopes) and not begins_interleaved(slopes):
             raise TargetError(ALIBI_INSIDE.format(", ".join(f"{slope:.3g}" for slope in slopes)))
         return check, replace(premises, alibi=True, interleaved=begins_interleaved(slopes))
-    for base, pairing in _rotations(check, premises):
-        moved = scores.rotated(base, pairing)
-        for cap in (premises.softcap,) if capped else (None, moved.best_cap()):
-            if moved.fits(cap):
-                conventions = replace(check.claims.conventions, rotary_pairing=pairing)
-                claims = replace(check.claims, conventions=conventions if base else check.claims.conventions)
-                return replace(check, claims=claims), replace(premises, rotary_base=base, softcap=cap)
+    for caps in ((premises.softcap,),) if capped else ((None,), ()):
+        found = _nearest(scores, list(_rotations(check, premises)), caps)
+        if found is not None:
+            (base, pairing), cap = found
+            if cap is None and not capped and check.dtype in HALF_TYPES:
+                large = _seen_at(check, premises, width, LARGE)
+                cap = None if large is None else large.rotated(base, pairing).cap_of_large()
+            conventions = replace(check.claims.conventions, rotary_pairing=pairing)
+            claims = replace(check.claims, conventions=conventions if base else check.claims.conventions)
+            return replace(check, claims=claims), replace(premises, rotary_base=base, softcap=cap)
     return (check, premises) if premises.qk_norm else _with_norms(check, premises, scores, width)
+
+
+Rotation = tuple[float | None, RotaryPairing]
+
+
+def _nearest(
+    scores: _Scores, rotations: Sequence[Rotation], caps: Sequence[float | None]
+) -> tuple[Rotation, float | None] | None:
+    """The rotation and the bound that explain the scores best, of those that do; no caps: any bound is tried."""
+    found: dict[tuple[Rotation, float | None], float] = {}
+    for each in rotations:
+        moved = scores.rotated(*each)
+        for cap in caps or (moved.best_cap(),):
+            if moved.fits(cap):
+                found[each, cap] = moved.off(cap)
+    return min(found, key=lambda each: found[each], default=None)
 
 
 def _with_norms(check: ClaimCheck, premises: Premises, scores: _Scores, width: int) -> tuple[ClaimCheck, Premises]:
@@ -107,7 +133,7 @@ def _usable(observed: ObservedWeights) -> bool:
     return not observed.error and observed.weights.ndim == 4 and bool(np.isfinite(observed.weights).all())
 
 
-def _rotations(check: ClaimCheck, premises: Premises) -> Iterator[tuple[float | None, RotaryPairing]]:
+def _rotations(check: ClaimCheck, premises: Premises) -> Iterator[Rotation]:
     own = check.claims.conventions.rotary_pairing
     if premises.rotary_base or Feature.ROTARY in check.claims:
         yield premises.rotary_base, own
@@ -166,7 +192,7 @@ class _Scores:
 
     Attributes:
         query, key: (B, H, L, d).
-        logs: of the observed weights, none below `FAINTEST`.
+        logs: of the observed weights, none below `faintest`.
         premises: causal, window and scale are those of the scores.
         bias: (H, L, L), added to them.
     """
@@ -176,13 +202,17 @@ class _Scores:
     logs: Floats
     premises: Premises
     bias: Floats | float = 0.0
+    faintest: float = FAINTEST_OF_OTHERS
+    allowed: float = HALF
 
     @classmethod
     def of(cls, observed: ObservedWeights, problem: Problem, premises: Premises) -> _Scores:
         """Those of a problem whose weights were observed."""
+        faintest = FAINTEST.get(problem.dtype, FAINTEST_OF_OTHERS)
         with np.errstate(divide="ignore", invalid="ignore"):
-            logs = np.maximum(np.log(observed.weights), FAINTEST)
-        return cls(problem.query.astype(np.float64), problem.key.astype(np.float64), logs, premises)
+            logs = np.maximum(np.log(observed.weights), faintest)
+        made = cls(problem.query.astype(np.float64), problem.key.astype(np.float64), logs, premises)
+        return replace(made, faintest=faintest, allowed=OFF.get(problem.dtype, HALF))
 
     def normalised(self, norm: BareNorm, dtype: str) -> _Scores:
         """With query and key normalised."""
@@ -196,28 +226,41 @@ class _Scores:
 
     def fits(self, cap: float | None) -> bool:
         """Whether the scores, kept below a bound, give the observed weights."""
-        return bool((np.abs(self._logs(cap) - self.logs) <= HALF * (1.0 + np.abs(self.logs))).all())
+        return bool((np.abs(self._logs(cap) - self.logs) <= self.allowed * (1.0 + np.abs(self.logs))).all())
 
     def slopes(self) -> list[float]:
         """By how much each head's scores fall with the distance of a key, where these are the slopes of ALiBi."""
         place = np.arange(self.logs.shape[-1])
         rest = self.logs - self._logs(None)
         found = np.median(rest[..., place[1:], place[1:]] - rest[..., place[1:], place[:-1]], axis=(0, -1))
+        distance = np.abs(place - place[:, None])
+        if self.allowed > HALF:  # the smallest slopes are lost among roundings: only usual ones are looked for
+            usual = [] if self.fits(None) else usual_slopes(len(found))
+            tried = (each for each in usual if replace(self, bias=-np.array(each)[:, None, None] * distance).fits(None))
+            return next(tried, [])
         if (found < HALF).any() or not near_whole(np.log2(found) * len(found)):
             return []
-        biased = replace(self, bias=-found[:, None, None] * np.abs(place - place[:, None]))
+        biased = replace(self, bias=-found[:, None, None] * distance)
         return [float(slope) for slope in found] if biased.fits(None) else []
 
     def best_cap(self) -> float:
-        """The bound that explains them best, to three digits."""
+        """The bound that explains them best, to three digits; in half types to as few as explain them."""
         low, high = np.log(CAPS[0]), np.log(CAPS[-1])
         for _ in range(6):
             tried = np.linspace(low, high, POINTS)
-            at = int(np.argmin([self._off(float(np.exp(each))) for each in tried]))
+            at = int(np.argmin([self.off(float(np.exp(each))) for each in tried]))
             low, high = tried[max(at - 1, 0)], tried[min(at + 1, POINTS - 1)]
-        return float(f"{np.exp((low + high) / 2):.3g}")
+        best = float(np.exp((low + high) / 2))
+        rounded = [float(f"{best:.{digits}g}") for digits in ((1, 2, 3) if self.allowed > HALF else (3,))]
+        return next(filter(self.fits, rounded), rounded[-1])
 
-    def _off(self, cap: float) -> float:
+    def cap_of_large(self) -> float | None:
+        """The bound without which large scores are not explained, if there is one."""
+        best = None if self.fits(None) else self.best_cap()
+        return best if best is not None and self.fits(best) else None
+
+    def off(self, cap: float | None) -> float:
+        """How far the logarithms are from the observed ones."""
         return float(np.abs(self._logs(cap) - self.logs).max())
 
     def _logs(self, cap: float | None) -> Floats:
@@ -227,7 +270,7 @@ class _Scores:
         scores = np.where(_seen(self.premises, scores.shape[-1]), scores, -np.inf)
         scores -= scores.max(-1, keepdims=True)
         logs: Floats = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
-        return np.maximum(logs, FAINTEST)
+        return np.maximum(logs, self.faintest)
 
 
 def usual_slopes(heads: int) -> list[list[float]]:

@@ -16,7 +16,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     near_outputs,
 )
 from attention_conformance.implementations.discovery.documented import documented_polarity
-from attention_conformance.implementations.discovery.modules.mask_effects import PADDED, hides_queries
+from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.modules.module_masks import FORMS, shaped
 from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, OPTIONS
@@ -92,8 +92,6 @@ def _why(name: str, options: Options, check: ClaimCheck) -> str:
     claimed, call = check.claiming(features), check.function
     cases = [case for feature, case in CASES.items() if feature in features]
     errors = list(_errors(claimed, cases))
-    if Feature.KEY_PADDING in features and hides_queries(claimed):
-        return "it hides tokens as queries, too"
     if all(errors[: len(cases)]) and _hides_others(call, options, check):
         return OF_QUERIES
     return f"it raises {errors[0]}" if all(errors) else "it acts like no mask that the suite knows"

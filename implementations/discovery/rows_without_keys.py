@@ -18,6 +18,10 @@ from attention_conformance.spec.features import NOTHING, Feature
 from attention_conformance.spec.inputs import build
 
 ADDED, EMPTY = replace(PLAIN, mask=MaskKind.INFINITE), replace(PLAIN, padding=Padding.EMPTY_SAMPLE)
+EMPTY_LENGTHS = replace(PLAIN, padding=Padding.EMPTY_LENGTHS)
+NOT_ADDED = 2.0**-48
+"""So near are answers in float64 only if no number was added to scores and rounded them: the length was not read."""
+EMPTY_SAMPLES = (Padding.EMPTY_SAMPLE, Padding.EMPTY_LENGTHS)
 EMPTIED_BY = {Feature.BOOL_MASK: ("bool_mask", MASKED), Feature.FLOAT_MASK: ("float_mask", ADDED)}
 """The option and the case of each kind of mask."""
 ROWS = ("bool", "float", "causal")
@@ -27,7 +31,7 @@ OWN_ROWS = {Feature.BOOL_MASK: ("bool", "causal"), Feature.FLOAT_MASK: ("float",
 
 def empty_rows_as_seen(check: ClaimCheck, masked: Case, kinds: tuple[str, ...] = ROWS) -> ClaimCheck:
     """The check with the claim of what a row without keys gets, of these kinds, if that is no row of zeros."""
-    empty = masked if masked.padding is Padding.EMPTY_SAMPLE else replace(masked, pattern=Pattern.EMPTY_ROW)
+    empty = masked if masked.padding in EMPTY_SAMPLES else replace(masked, pattern=Pattern.EMPTY_ROW)
     fitted = fit(empty, check.claims)
     if isinstance(fitted, Unsupported):
         return check
@@ -91,25 +95,52 @@ def empty_rows_of_window(check: ClaimCheck) -> ClaimCheck:
     return check.stating(f"a query without keys in its window gets {answer}")
 
 
+def empty_lengths_as_seen(check: ClaimCheck) -> ClaimCheck:
+    """The check with what a sample of length 0 gets; or without it: it is refused, or another than padding's."""
+    claims, fitted = check.claims, fit(EMPTY_LENGTHS, check.claims)
+    if isinstance(fitted, Unsupported):
+        return check
+    if check.answer(build(fitted, check.dtype).forward_only()).refused:
+        return _without_empty_lengths(check, "a valid length of 0 is refused")
+    if Feature.KEY_PADDING not in claims:
+        return empty_rows_as_seen(check, EMPTY_LENGTHS, ("padding",))
+    if (_empty_row(check, fitted, 0) or EmptyRow.ZEROS) is claims.conventions.empty_row_padding:
+        return check
+    return _without_empty_lengths(check, "a sample of length 0 gets another answer than one without keys by padding")
+
+
+def _without_empty_lengths(check: ClaimCheck, why: str) -> ClaimCheck:
+    kept = partial(fit_lengths_above_zero, check.claims.fit, why)
+    return replace(check, claims=replace(check.claims, fit=kept)).stating(why)
+
+
+def fit_lengths_above_zero(fit: Fit, why: str, case: Case) -> Case | Unsupported:
+    """The fit of one whose samples of length 0 are not claimed."""
+    return Unsupported(why) if case.padding is Padding.EMPTY_LENGTHS else fit(case)
+
+
 def fit_rows_with_keys(fit: Fit, case: Case) -> Case | Unsupported:
     """The fit of one that adds a number to hidden scores, which changes nothing where all of a row are hidden."""
     by_flag = case.causal and (case.pattern is Pattern.LAST_KEY or case.padding in (Padding.LEFT, Padding.HOLES))
     empty = case.mask is not MaskKind.NONE and case.pattern in (Pattern.EMPTY_ROW, Pattern.EMPTY_IN_ONE)
-    emptied = by_flag or empty or case.padding is Padding.EMPTY_SAMPLE
+    emptied = by_flag or empty or case.padding in EMPTY_SAMPLES
     return Unsupported("a row without keys is answered as without the mask") if emptied else fit(case)
 
 
 def _sees_all_again(check: ClaimCheck, fitted: Case) -> bool:
     """Whether a row without keys gets what it gets without a mask; in float64, where the added number is lost."""
-    by_sample = fitted.padding is Padding.EMPTY_SAMPLE
-    some = replace(fitted, padding=Padding.RIGHT) if by_sample else replace(fitted, pattern=Pattern.RANDOM)
+    by_sample = fitted.padding in EMPTY_SAMPLES
+    real = Padding.LENGTHS if fitted.padding is Padding.EMPTY_LENGTHS else Padding.RIGHT
+    some = replace(fitted, padding=real) if by_sample else replace(fitted, pattern=Pattern.RANDOM)
     problem, part = (build(each, "float64").forward_only() for each in (fitted, some))
-    without = problem.but(attn_mask=None, key_padding_mask=None)
+    without = problem.but(attn_mask=None, key_padding_mask=None, valid_lens=None)
     exact = replace(check, dtype="float64")
     got, hidden, whole = (rows(exact, each) for each in (problem, part, without))
     if got is None or hidden is None or whole is None or near(hidden, whole, "float64"):  # a mask that is ignored
         return False
     at = np.s_[-1, ..., 0, :] if by_sample else np.s_[..., 1, :]
+    if fitted.padding is Padding.EMPTY_LENGTHS and np.allclose(got[at], whole[at], rtol=NOT_ADDED, atol=0.0):
+        return False
     return near(got[at], whole[at], "float64")
 
 
@@ -118,12 +149,13 @@ def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | N
     outcome = check.answer(problem)
     if outcome.error or (got := output_of(outcome)).shape[-2:-1] != (fitted.sizes.query_length,):
         return None
-    sample, at = (got.shape[0] - 1, 0) if fitted.padding is Padding.EMPTY_SAMPLE else (slice(None), number)
+    sample, at = (got.shape[0] - 1, 0) if fitted.padding in EMPTY_SAMPLES else (slice(None), number)
     row: Floats = got[sample, ..., at, :]
     if np.isnan(row).all():
         return EmptyRow.NAN
     scoring = [name for name in ("w_q", "b_q") if name in problem.parameters] or ["query"]
-    alike = problem.but(attn_mask=None, key_padding_mask=None, causal=False, extension=NOTHING)
+    unmasked = dict.fromkeys(("attn_mask", "key_padding_mask", "valid_lens"))
+    alike = problem.but(**unmasked, causal=False, extension=NOTHING)
     equal = rows(check, alike.with_arrays({name: np.zeros_like(problem.arrays()[name]) for name in scoring}))
     seen = [] if equal is None else [equal[sample, ..., each, :] for each in (at, -1)]  # the last one sees every key
     return EmptyRow.UNIFORM if any(near(row, each, check.dtype) for each in seen) else None

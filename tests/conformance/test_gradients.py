@@ -115,6 +115,7 @@ def test_empty_row(judge: Judge) -> None:
         replace(by_bool, seed=77, pattern=Pattern.EMPTY_IN_ONE): claimed.empty_row_bool,
         by_float: claimed.empty_row_float,
         Case(padding=Padding.EMPTY_SAMPLE): claimed.empty_row_padding,
+        Case(padding=Padding.EMPTY_LENGTHS): claimed.empty_row_padding,
     }
     for case in judge.cases(*(case for case, answer in emptied.items() if answer is EmptyRow.ZEROS)):
         judge.assert_conforms(case, "gradients", context="a row without keys passes no gradient and harms no other")

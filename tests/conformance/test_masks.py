@@ -34,6 +34,7 @@ TRIANGLE = Case(seed=15, mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED, patter
 RULES = replace(TRIANGLE, seed=0, pattern=Pattern.RULES).sized(query_length=7, key_length=7)
 OF_REAL = Case(seed=18).sized(batch=4).extended(query_lens=True)
 """Samples have all queries, some, or none."""
+EMPTY_LENGTHS = Case(padding=Padding.EMPTY_LENGTHS)
 PADDED_LOW = Case(padding=Padding.RIGHT, scores=Scores.VERY_NEGATIVE)
 
 
@@ -133,6 +134,11 @@ CLAUSES = table(
         "masks.empty-row-padding",
         *(Case(sizes, padding=Padding.EMPTY_SAMPLE) for sizes in (Sizes(), SAME)),
         context="a sample without keys is claimed to give {claimed.empty_row_padding}",
+    ),
+    row(
+        "masks.empty-lengths",
+        *(EMPTY_LENGTHS, replace(EMPTY_LENGTHS, sizes=SAME), EMPTY_LENGTHS.sized(query_length=1, batch=3)),
+        context="the last sample has the length 0, and is claimed to give {claimed.empty_row_padding}",
     ),
     row(
         "masks.query-lens",

@@ -18,6 +18,7 @@ from attention_conformance.tests.harness.judge.relations import Change, changed
 from attention_conformance.tests.harness.judge.search import leaving_keys
 
 SEGMENTS, LENGTHS = (Case().extended(packing=packing) for packing in (Packing.SEGMENTS, Packing.LENGTHS))
+IDLE = Case().extended(packing=Packing.IDLE_DOCUMENTS)
 LONG = {"query_length": 9, "key_length": 9}
 """As many queries as keys in each of three documents."""
 NAMES = (np.array([7, 0, 3]), np.array([3, 259, 65539]))
@@ -65,6 +66,7 @@ CLAUSES = table(
     row("packed.empty-segment", *_empty(Packing.EMPTY_SEGMENT), context=NO_KEY),
     row("packed.lengths-positions", *sized(replace(LENGTHS, causal=True)), *positioned(LENGTHS)),
     row("packed.empty-document", *_empty(Packing.EMPTY_DOCUMENT), context=NO_KEY),
+    row("packed.idle-documents", IDLE, replace(IDLE, causal=True), context="documents have no query, or no token"),
 )
 
 

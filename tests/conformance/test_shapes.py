@@ -11,7 +11,6 @@ from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.implementations.worker.memory import output_shape
 from attention_conformance.reference.expected import Expected, can_sample_rows, sample_rows
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes
-from attention_conformance.spec.conventions import Alignment, EmptyRow
 from attention_conformance.spec.features import Feature, Packing, Scope
 from attention_conformance.spec.problem import HALF, Problem, lay_out
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
@@ -199,14 +198,14 @@ def test_large(judge: Judge) -> None:
     for case in judge.cases(*(large if widest else large[::3])):
         s = case.sizes
         if s.batch * s.num_heads * s.query_length * s.key_length <= MOST:
-            judge.assert_conforms(case, *(_parts(judge, case) if widest else ()))
+            judge.assert_conforms(case, *(judge.parts() if widest else ()))
     judge.assert_all_conform(judge.cases(*_many_heads(judge.claims.scope)))
     for case in judge.cases(*(MANY_LAUNCHES if widest else [])):
         _assert_sampled_batch(judge, case)
     decoding = [DECODING, *(FAR_KEYS if widest else [])] if Feature.CROSS in judge.claims else []
     judge.assert_all_conform(judge.cases(*decoding[1:]))
     for case in judge.cases(*decoding[:1]):
-        judge.assert_conforms(case, *(_parts(judge, case) if widest else ()))
+        judge.assert_conforms(case, *(judge.parts() if widest else ()))
     judge.assert_all_conform(judge.cases(*([FEW_SEEN] if widest else [])))
     options = (EXTENSIONS if judge.tier.searches else FAR) if widest else OF_POSITIONS if judge.dtype in HALF else ()
     judge.assert_all_conform(judge.cases(*_extended(options)), *judge.parts())
@@ -229,14 +228,6 @@ def _assert_sampled_batch(judge: Judge, case: Case) -> None:
         judge.compare(
             case, chosen, expected, ("output",), f"{case.sizes.batch * case.sizes.num_heads} heads of samples"
         )
-
-
-def _parts(judge: Judge, case: Case) -> tuple[str, ...]:
-    """All that is claimed, without gradients where rows are emptied whose answer is NaN: those are unspecified."""
-    claimed, s = judge.conventions, case.sizes
-    emptied = case.causal and s.query_length > s.key_length and claimed.causal_alignment is not Alignment.TOP_LEFT
-    unspecified = emptied and claimed.empty_row_causal is EmptyRow.NAN
-    return tuple(part for part in judge.parts() if not (unspecified and part == "gradients"))
 
 
 def _masks(number: int, all_of_them: bool) -> tuple[Case, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from attention_conformance.implementations.adapters.results import output_of
 from attention_conformance.implementations.adapters.tensors import tensors, to_array
 from attention_conformance.implementations.adapters.torch_module import built, in_mode
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructor_names import Size
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
@@ -147,10 +148,8 @@ def tables_of(make: Constructor, module: nn.Module, call: Call) -> Mapping[str, 
     found: dict[str, BucketRows | WindowRows] = {}
     tables = partial(Tables, partial(built_for, make, True), call)
     for owner in module.modules():
-        count, longest = (
-            next((vars(owner).get(n) for n in names if n in vars(owner)), 0) for names in (COUNTS, DISTANCES)
-        )
-        if isinstance(count, int) and isinstance(longest, int) and 0 < count <= MOST_BUCKETS and longest > count // 2:
+        count, longest = (_number(owner, names) for names in (COUNTS, DISTANCES))
+        if 0 < count <= MOST_BUCKETS and longest > count // 2:
             paths = [path for path, p in module.named_parameters() if len(p) == count and _is_of_biases(path)]
             found |= {f"the rows of {path}": BucketRows(tables(path), count, longest) for path in paths}
     if make.window in (Size.WINDOW, Size.WINDOW_SIDES):
@@ -166,6 +165,13 @@ def tables_of(make: Constructor, module: nn.Module, call: Call) -> Mapping[str, 
         ]
         found |= {f"the rows of {path}": WindowRows(tables(path)) for path in paths}
     return found
+
+
+def _number(owner: nn.Module, names: Collection[str]) -> int:
+    """What the module has by one of these names, or an object of settings that it keeps; 0 if nothing has."""
+    kept = (each for each in vars(owner).values() if not isinstance(each, nn.Module | torch.Tensor))
+    found = (safe_call(partial(getattr, each, name, 0)).value for each in (owner, *kept) for name in names)
+    return next((number for number in found if isinstance(number, int) and number), 0)
 
 
 def _is_of_biases(path: str) -> bool:

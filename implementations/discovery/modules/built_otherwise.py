@@ -1,21 +1,28 @@
-"""Built otherwise: a module class with each option of its constructor turned on that is off by default."""
+"""Built otherwise: a module class with each option or setting turned on that is off by default."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from typing import TypeAlias
 
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.modules.constructor_names import size_of, texts_compared
+from attention_conformance.implementations.discovery.modules.constructor_names import (
+    options_of_settings,
+    size_of,
+    texts_compared,
+)
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor
 
 MOST = 6
 """Options that are turned on, each for itself."""
+MOST_TEXTS = 3
+"""Texts that one of them is given, one after another."""
 OF_SPANS = {"window", "local", "block", "chunk", "left", "right"}
 """Words in the names of numbers of tokens; three of six leave something out."""
 OF_CAPS = {"cap", "capping", "softcap", "softcapping", "clip", "logit"}
@@ -23,6 +30,9 @@ OF_CAPS = {"cap", "capping", "softcap", "softcapping", "clip", "logit"}
 OF_SCALING = {"scaling"}
 """Words in the names of what stretches the positions of a rotary embedding."""
 STRETCHED = {"type": "linear", "rope_type": "linear", "factor": 2.0}
+OF_CAUSALITY = {"causal", "decoder", "autoregressive"}
+"""Words in the names of flags that hide later tokens."""
+Three: TypeAlias = tuple[Constructor, Constructor, Constructor]
 NO_OPTIONS = {"dtype", "device", "return", "output", "need", "init", "eps", "kdim", "vdim", "std", "seed", "checkpoint"}
 """Words in the names of what changes nothing, or only what is returned."""
 
@@ -32,21 +42,44 @@ def turned_on(make: Constructor) -> Iterator[tuple[str, Constructor]]:
 
     What an option does needs not be known, as nothing is expected but that samples, tokens and heads are kept apart.
     """
-    signature = safe_call(lambda: of_constructor(make.kind)).value
-    if signature is None or make.settings:
-        return
-    given = {*make.sizes, *make.options, *make.spelled.values(), *make.rates}
-    options = [p for p in signature.parameters.values() if not is_variadic(p) and p.name not in given]
+    if make.settings:
+        options = safe_call(lambda: options_of_settings(make.kind, make.settings, make.lenient)).value or []
+    else:
+        signature = safe_call(lambda: of_constructor(make.kind)).value or inspect.Signature()
+        given = {*make.sizes, *make.options, *make.spelled.values(), *make.rates}
+        options = [p for p in signature.parameters.values() if not is_variadic(p) and p.name not in given]
     yield from islice(_built(make, [p for p in options if not words_of(p.name) & NO_OPTIONS]), MOST)
+
+
+def causal_too(usual: Constructor, others: Mapping[str, Constructor]) -> Iterator[tuple[str, Three]]:
+    """The class as it is built with each of these options and the one that hides later tokens, together and alone."""
+    causal = next((how for how, each in others.items() if _words_of_option(usual, each) & OF_CAUSALITY), "")
+    for how, other in others.items() if causal else ():
+        if how != causal:
+            flag = others[causal]
+            both = replace(other, options={**other.options, **flag.options}, changed={**other.changed, **flag.changed})
+            if _can_be_built(both):
+                yield f"{causal} and {how}", (both, flag, other)
+
+
+def _words_of_option(usual: Constructor, other: Constructor) -> set[str]:
+    """Of the names of what it is built with besides the usual."""
+    return {word for name in {*other.changed, *other.options} - {*usual.options} for word in words_of(name)}
 
 
 def _built(make: Constructor, options: list[inspect.Parameter]) -> Iterator[tuple[str, Constructor]]:
     for option in sorted(options, key=lambda p: p.default is True):
         for value in _values(make, option):
-            other = replace(make, options={**make.options, option.name: value})
-            if safe_call(partial(other, other.width, other.heads)).value is not None:
+            one = {option.name: value}
+            other = replace(make, changed=one) if make.settings else replace(make, options={**make.options, **one})
+            if _can_be_built(other):
                 yield f"built with {option.name}={value!r}", other
-                break
+                if not isinstance(option.default, str):
+                    break
+
+
+def _can_be_built(make: Constructor) -> bool:
+    return safe_call(partial(make, make.width, make.heads)).value is not None
 
 
 def _values(make: Constructor, option: inspect.Parameter) -> tuple[object, ...]:
@@ -55,7 +88,7 @@ def _values(make: Constructor, option: inspect.Parameter) -> tuple[object, ...]:
     if isinstance(default, bool):
         return (not default,)
     if isinstance(default, str):
-        return tuple(islice((text for text in texts_compared(make.kind, option.name) if text != default), 1))
+        return tuple(islice((text for text in texts_compared(make.kind, option.name) if text != default), MOST_TEXTS))
     off = default is None or (isinstance(default, int | float) and default == 0)
     if not off or size_of(option.name) is not None:
         return ()

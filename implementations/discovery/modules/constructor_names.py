@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from ast import literal_eval
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
+from functools import partial
 from math import isqrt
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -174,11 +176,14 @@ MODEL_PARTS = {"lm", "vit", "llm", "gpt", "bert", "text", "vision", "audio", "im
 """Parts of models whose settings are of one object, each with its part first."""
 
 
+NOTHING_CHANGED: Mapping[str, object] = {}
+
+
 class Settings:
     """An object of settings: it has every one whose name is known, as an attribute and by key.
 
     Of the others it has those of an object of defaults, and where `lenient` all, too: what the code of a class compares
-    it with, or False.
+    it with, or False. What is `changed` comes before all.
     """
 
     def __init__(
@@ -189,16 +194,20 @@ class Settings:
         defaults: object = None,
         kind: object = None,
         kv_heads: int = 0,
+        changed: Mapping[str, object] = NOTHING_CHANGED,
     ) -> None:
         self._sizes = (width, heads)
         self._kv_heads = kv_heads or heads
         self._lenient = lenient
         self._defaults = defaults
         self._kind = kind
+        self._changed = changed
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") and name not in USUAL:
             raise AttributeError(name)  # copy and pickle look for methods before there is an attribute
+        if name in self._changed:
+            return self._changed[name]
         if name in NESTED:
             return self
         if name in USUAL:
@@ -260,17 +269,22 @@ def settings_parameter(signature: inspect.Signature) -> str:
     return named[0] if len(named) == 1 else ""
 
 
-def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = False, kv_heads: int = 0) -> object:
+def settings_of(
+    kind: Any,
+    name: str,
+    width: int,
+    heads: int,
+    lenient: bool = False,
+    kv_heads: int = 0,
+    changed: Mapping[str, object] = NOTHING_CHANGED,
+) -> object:
     """The object for a class: of the dataclass that its constructor names, or one that has whatever is known.
 
-    It has as many heads of keys and values as of queries where `kv_heads` is 0.
+    It has as many heads of keys and values as of queries where `kv_heads` is 0, and what is `changed`.
     """
-    own = getattr(kind, "original", kind)  # of a mirror
-    reads: Any = getattr(own, "__init__", None) if isinstance(own, type) else own
-    hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(reads)).value or {}
-    hint = hints.get(name)
+    hint = _hint(kind, name)
     if not (isinstance(hint, type) and is_dataclass(hint)):
-        return Settings(width, heads, lenient, _defaults(kind, hint), kind, kv_heads)
+        return Settings(width, heads, lenient, _defaults(kind, hint), kind, kv_heads, changed)
     named = {each.name: size for each in fields(hint) if (size := setting_size(each.name)) and each.init}
     given = {name: value_of(size, width, heads) for name, size in named.items() if size is not Size.BIAS}
     given |= {each.name: kv_heads or heads for each in fields(hint) if each.name in GROUPS and each.init}
@@ -278,7 +292,39 @@ def settings_of(kind: Any, name: str, width: int, heads: int, lenient: bool = Fa
     given |= {name: USUAL[name] for name in sorted(usual) if name in USUAL}
     lacking = [f.name for f in fields(hint) if f.default is MISSING and f.default_factory is MISSING]
     rest = {n: value_of(named[n], width, heads) if n in named else False for n in lacking if n not in given}
-    return hint(**given, **rest)
+    return hint(**{**given, **rest, **changed})
+
+
+def _hint(kind: Any, name: str) -> Any:
+    """What its constructor names as the class of its settings."""
+    own = getattr(kind, "original", kind)  # of a mirror
+    reads: Any = getattr(own, "__init__", None) if isinstance(own, type) else own
+    hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(reads)).value or {}
+    return hints.get(name)
+
+
+def options_of_settings(kind: Any, name: str, lenient: bool) -> list[inspect.Parameter]:
+    """The settings that a class reads and that are no sizes, with what they are by default."""
+    usual = settings_of(kind, name, 12, 3, lenient)
+    kinds = safe_call(lambda: get_type_hints(type(usual))).value or {}
+    read = {each: getattr(usual, each, default) for each, default in _read(kind, name).items()}
+    others = {each: default for each, default in read.items() if default is not inspect.Parameter.empty}
+    return [
+        inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kinds.get(each, ""))
+        for each, default in others.items()
+        if not (each in USUAL or each in GROUPS or each in NESTED or setting_size(each) or callable(default))
+    ]
+
+
+def _read(kind: Any, name: str) -> dict[str, object]:
+    """The settings that the code of a class reads, and what it takes for one that is missing, where that is written."""
+    text = safe_call(lambda: inspect.getsource(kind)).value or ""
+    settings = rf"\b(?:{re.escape(name)}|config|cfg)"
+    found = re.findall(rf"{settings}(?:\.|\[[\"'])(\w+)\b(?!\()", text)
+    either = rf"(?:getattr\(\s*(?:self\.)?{settings}\s*,|{settings}\.get\()\s*[\"'](\w+)[\"']\s*,\s*([^()]*?)\s*\)"
+    missing = {each: safe_call(partial(literal_eval, value)) for each, value in re.findall(either, text)}
+    defaults = {each: inspect.Parameter.empty if value.error else value.value for each, value in missing.items()}
+    return dict.fromkeys(found, inspect.Parameter.empty) | defaults
 
 
 def _defaults(kind: Any, hint: object) -> object:

@@ -85,6 +85,7 @@ class Constructor:
         spelled: its own name for each of `CONSTRUCTOR_OPTIONS` that it takes.
         sizes: what each of its parameters counts, where these have other names or another order.
         settings: its parameter that is an object of settings, which has the sizes.
+        changed: its settings that are other than usual.
         left_out: what is taken out of the module, see `bare`.
         held: its parameters that are kept at a value at which they have no effect, see `readings`.
         globals: variables of its file that it reads sizes from, and what they count.
@@ -108,6 +109,7 @@ class Constructor:
     spelled: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, Size] = field(default_factory=dict)
     settings: str = ""
+    changed: Mapping[str, object] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     held: Mapping[str, str] = field(default_factory=dict)
     globals: Mapping[str, Size] = field(default_factory=dict)
@@ -144,7 +146,9 @@ class Constructor:
         sizes = {name: value_of(size, embed_dim, num_heads, self.tokens) for name, size in self.sizes.items()}
         if self.settings:
             groups = {} if "num_kv_heads" in self.spelled else {"kv_heads": given.pop("num_kv_heads", 0)}
-            settings = settings_of(self.kind, self.settings, embed_dim, num_heads, self.lenient, **groups)
+            settings = settings_of(
+                self.kind, self.settings, embed_dim, num_heads, self.lenient, changed=self.changed, **groups
+            )
             return self.kind(**{self.settings: settings}, **{**sizes, **given})
         if self.sizes or self.globals:
             return self.kind(**{**sizes, **given})

@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.discovery.always import KEYS, causal, changes, sees_no_later_key
+from attention_conformance.implementations.discovery.always import KEYS, causal, changes, rows, sees_no_later_key
 from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.spec.cases import Case, Padding, Sharing
@@ -76,6 +76,25 @@ def hides_queries(check: ClaimCheck) -> bool:
         agrees.append((changed == left[:, [key]]) | ~others)
     right_for_others = bool(agrees) and all(bool(each[left].all()) for each in agrees)
     return right_for_others and not all(bool(each.all()) for each in agrees)
+
+
+def padded_see_themselves(check: ClaimCheck) -> bool:
+    """Whether a padded token still sees its own value, seen by a component of tokens that no score depends on."""
+    fitted = fit(PADDED, check.claims)
+    if isinstance(fitted, Unsupported) or fitted.module is None or fitted.module.sharing is not Sharing.SELF:
+        return False
+    problem = build(fitted, check.dtype).forward_only()
+    arrays = problem.arrays()
+    unscored = {name: arrays[name].copy() for name in ("w_q", "w_k")}
+    for weight in unscored.values():
+        weight[0] = 0.0
+    problem, last = problem.with_arrays(unscored), problem.query.shape[-2] - 1
+    other = arrays["query"].copy()
+    other[:, last, 0] += 1.0
+    before, after = (rows(check, each) for each in (problem, problem.with_arrays({"query": other})))
+    if before is None or after is None or np.asarray(problem.key_padding_mask)[:, last].any():
+        return False
+    return not any(near(one[last], two[last], check.dtype) for one, two in zip(before, after, strict=True))
 
 
 def mask_of_keys(

@@ -25,6 +25,7 @@ from attention_conformance.implementations.discovery.modules.mask_effects import
     hides_keys,
     hides_queries,
     mask_of_keys,
+    padded_see_themselves,
 )
 from attention_conformance.implementations.discovery.rows_without_keys import (
     ADDED,
@@ -32,12 +33,13 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
     EMPTY,
     OWN_ROWS,
     ROWS,
+    empty_lengths_as_seen,
     empty_rows_as_seen,
 )
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.implementations.discovery.vocabulary import LENGTH_NAMES, MASK_NAMES, MaskForm
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern
-from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.conventions import PaddedTokens, Polarity
 from attention_conformance.spec.features import Feature
 
 if TYPE_CHECKING:
@@ -191,13 +193,23 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
     for feature in given:
         kinds = ROWS if given == [feature] else OWN_ROWS[feature]
         check = empty_rows_as_seen(check, shaped(EMPTIED_BY[feature][1], call.form), kinds)
-    if Feature.KEY_PADDING in check.claims and not is_published(call) and hides_queries(check):
-        check = check.without({Feature.KEY_PADDING})
-        notes = [*notes, unclaimed("key-padding", "it hides tokens as queries, too")]
+    if Feature.KEY_PADDING in check.claims and not is_published(call):
+        check = _padded_tokens_as_seen(check)
     if Feature.KEY_PADDING in check.claims:
         both = not given and Feature.CAUSAL not in check.claims  # if it is always causal, its triangle and padding meet
         check = empty_rows_as_seen(check, EMPTY, ("padding", "causal") if both else ("padding",))
-    return check, notes
+    return empty_lengths_as_seen(check), notes
+
+
+def _padded_tokens_as_seen(check: ClaimCheck) -> ClaimCheck:
+    """The check with the claim that answers for padded tokens are unspecified, where they are not those of others."""
+    does = "are hidden as queries, too" if hides_queries(check) else ""
+    does = does or ("see themselves" if padded_see_themselves(check) else "")
+    if not does:
+        return check
+    conventions = replace(check.claims.conventions, padded_tokens=PaddedTokens.UNSPECIFIED)
+    claimed = replace(check, claims=replace(check.claims, conventions=conventions))
+    return claimed.stating(f"padded tokens {does} (padded-tokens=unspecified)")
 
 
 def lengths_as_seen(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.as_built import AsBuilt, Call, HeadAxes, Run
+from attention_conformance.implementations.adapters.as_built import AsBuilt, Call, HeadAxes, Run, SeenTogether
 from attention_conformance.implementations.adapters.modes import Modes
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.contract import Result, Unsupported
@@ -21,7 +21,7 @@ from attention_conformance.implementations.discovery.claim_checks import PLAIN, 
 from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.modules.bare import POSITIONS
 from attention_conformance.implementations.discovery.modules.bias_tables import tables_of
-from attention_conformance.implementations.discovery.modules.built_otherwise import turned_on
+from attention_conformance.implementations.discovery.modules.built_otherwise import causal_too, turned_on
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.left_out import never_given
@@ -29,6 +29,7 @@ from attention_conformance.implementations.discovery.modules.module_runs import 
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns
+from attention_conformance.implementations.discovery.modules.window_masks import window_masks
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES
@@ -69,18 +70,40 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     usable = _usable(every, check)
     if usable is None:
         return {}
-    makes = {how: replace(whole, options=each.options) for how, each in options.items()}
-    runs = {how: _optional(each, module, direct, sized, check) for how, each in makes.items()}
-    otherwise = {how: each for how, each in runs.items() if each is not None} | _tables(whole, module, direct, check)
+    makes = {how: replace(whole, options=each.options, changed=each.changed) for how, each in options.items()}
+    otherwise = _otherwise(whole, makes, module, direct, sized, check) | _tables(whole, module, direct, check)
     return {Feature.AS_BUILT: replace(usable, otherwise=otherwise)}
 
 
+def _otherwise(
+    usual: Constructor,
+    makes: Mapping[str, Constructor],
+    module: nn.Module,
+    call: ModuleCall,
+    sized: bool,
+    check: ClaimCheck,
+) -> dict[str, Run]:
+    """The runs of a class as it is built with each of these options, and with one that hides later tokens as well."""
+    pairs = dict(causal_too(usual, makes))
+    every = {**makes, **{how: both for how, (both, *_) in pairs.items()}}
+    found = {how: _optional(each, module, call, sized, check) for how, each in every.items()}
+    runs = {how: each for how, each in found.items() if each is not None}
+    by_make = {id(make): runs[how] for how, make in makes.items() if how in runs}
+    together: dict[str, Run] = {
+        f"{how}, and what it sees": SeenTogether(runs[how], (by_make[id(flag)], by_make[id(other)]))
+        for how, (_, flag, other) in pairs.items()
+        if how in runs and id(flag) in by_make and id(other) in by_make
+    }
+    return {**runs, **together}
+
+
 def _tables(whole: Constructor, module: nn.Module, direct: ModuleCall, check: ClaimCheck) -> dict[str, Run]:
-    """Its tables of biases, as far as they can be looked at."""
+    """Its tables of biases and its masks of windows, as far as they can be looked at."""
     found, problem = safe_call(partial(tables_of, whole, module, Chosen(direct, ()))).value or {}, plain_problem(check)
+    runs: dict[str, Run] = {**found, **window_masks(whole, direct)}
     if problem is None:
         return {}
-    return {how: run for how, run in found.items() if not safe_call(partial(run, problem.fresh(), check.device)).error}
+    return {how: run for how, run in runs.items() if not safe_call(partial(run, problem.fresh(), check.device)).error}
 
 
 def _usual(whole: Constructor, module: nn.Module, direct: ModuleCall, sized: bool) -> AsBuilt:
@@ -105,8 +128,7 @@ def of_unknown_form(make: Constructor, module: nn.Module, call: ModuleCall, chec
     run = None if run is None else _usable(run, check)
     if run is None:
         return None
-    runs = {how: _optional(each, module, call, bool(make.window), check) for how, each in turned_on(make)}
-    return replace(run, otherwise={how: each for how, each in runs.items() if each})
+    return replace(run, otherwise=_otherwise(make, dict(turned_on(make)), module, call, bool(make.window), check))
 
 
 def _optional(

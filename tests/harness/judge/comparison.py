@@ -67,7 +67,7 @@ def compare(part: str, got: Array | None, expected: Expected, dtype: str, known:
         return _failure(FailureKind.MISSING, f"{part} is claimed, but was not returned")
     if wrong := _form(part, got, expected.value.shape, dtype):
         return wrong
-    values = got.astype(np.float64)
+    values = np.where(expected.unspecified, np.nan, got.astype(np.float64))
     if expected.ceiling is not None:
         if wrong := _not_below(part, values, expected.value, expected.ceiling, got.dtype.name):
             return wrong
@@ -91,12 +91,12 @@ def _failure(kind: FailureKind, message: str) -> Comparison:
 
 
 def error_ratios(values: Floats, expected: Expected) -> Floats:
-    """|values - expected| / bound, elementwise; 0 where both are the same non-finite number."""
+    """|values - expected| / bound, elementwise; 0 where both are the same non-finite number, or anything is right."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         ratios: Floats = np.abs(values - expected.value) / expected.bound
         if np.isfinite(ratios).all() and ratios.min(initial=0.0) >= 0.0:
             return ratios
-        same = (values == expected.value) | (np.isnan(values) & np.isnan(expected.value))
+        same = (values == expected.value) | (np.isnan(values) & np.isnan(expected.value)) | expected.unspecified
         return np.where(same, 0.0, np.where(expected.bound > 0.0, ratios, np.inf))
 
 

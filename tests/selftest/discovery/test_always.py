@@ -183,6 +183,27 @@ def test_windows_rotations_and_bounds_of_scores_are_recognised(make: Make, alway
     assert_conforms(made)
 
 
+IN_HALF = """
+def f(q, k, v):
+    assert q.dtype in (torch.bfloat16, torch.float16)
+    return inside(q.float(), k.float(), v.float()).to(q.dtype)
+"""
+OF_HALF = {
+    **{always: ALWAYS[always] for always in ("softcap=20", "causal, rotary=10000")},
+    "softcap=100": CAPPED.replace("20.0", "100.0"),
+    "causal, alibi": ALIBI.replace("BASE", "2.0"),
+    "": "def f(q, k, v): return attend(q, k, v, scale=1.1 * q.shape[-1] ** -0.5)[0]",
+}
+"""The last is a mistake."""
+
+
+@pytest.mark.parametrize("always", OF_HALF)
+def test_they_are_recognised_in_half_types_alone(make: Make, always: str) -> None:
+    made = make(OF_HALF[always].replace(" f(", " inside(") + IN_HALF)
+    assert made.claims.dtypes == ("bfloat16", "float16")
+    assert ", ".join(made.claims.premises.settings()) == always
+
+
 def test_rotations_of_as_many_keys_as_queries_are_a_limit(make: Make) -> None:
     """One table for both, as many are written, says nothing of other keys."""
     one_table = (

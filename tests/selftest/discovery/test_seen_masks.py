@@ -4,7 +4,7 @@ import pytest
 
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case, Padding
-from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.conventions import EmptyRow, PaddedTokens, Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
@@ -53,12 +53,26 @@ def test_ones_that_hide_are_no_numbers_to_add(make: Make) -> None:
 @pytest.mark.parametrize(
     "after", ["s.masked_fill(~(m[:, None] & m[:, :, None])[:, None], {})", "s * m[:, None, :, None]"]
 )
-def test_padding_that_hides_tokens_as_queries_is_not_judged_as_that_of_keys(make: Make, after: str) -> None:
+def test_padding_that_hides_tokens_as_queries_is_judged_by_the_others(make: Make, after: str) -> None:
     keys = f"s.masked_fill(~m[:, None, None], {HIDDEN})"
     masked = f"m = torch.ones(x.shape[:2]).bool() if mask is None else mask; s = {keys}; s = {after.format(HIDDEN)}"
     made = make(text_of(changes(masked)))
-    assert "it hides tokens as queries" in made.about
+    assert "padded tokens are hidden as queries, too (padded-tokens=unspecified)" in made.about
+    assert Feature.KEY_PADDING in made.claims
     assert_conforms(made)
+
+
+@pytest.mark.parametrize("slip", ["", "seen[:, :1] = True; "])
+def test_padded_tokens_that_see_themselves_are_those_of_the_candidate_alone(make: Make, slip: str) -> None:
+    own = "mask[:, None] | torch.eye(x.shape[1], dtype=torch.bool)"
+    masked = f"seen = torch.ones(1, 1, 1).bool() if mask is None else {own}; {slip}"
+    made = make(text_of(changes(f"{masked}s = s.masked_fill(~seen[:, None], -torch.inf)")))
+    assert made.claims.conventions.padded_tokens is PaddedTokens.UNSPECIFIED
+    if not slip:
+        assert_conforms(made)
+        return
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(made)
 
 
 def test_padding_of_keys_alone_is_claimed(make: Make) -> None:
@@ -238,3 +252,26 @@ def test_a_promised_mask_that_is_refused_is_not_claimed(make: Make, refusal: str
     assert not {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT} & made.claims.features
     assert Feature.CAUSAL in made.claims.features
     assert_conforms(made)
+
+
+OF_LENGTHS = """
+def f(query, key, value, valid_lens=None):
+    if valid_lens is not None:
+        {first}
+        seen = torch.arange(key.shape[-2]) < valid_lens[:, None, None, None]
+        return attend(query, key, value, seen)[0]
+    return attend(query, key, value)[0]
+"""
+REFUSING = "if (valid_lens < 1).any(): raise ValueError('each sample needs a key')"
+WHOLE = "valid_lens = valid_lens.where(valid_lens > 0, key.shape[-2])"
+
+
+@pytest.mark.parametrize(
+    ("first", "judged", "answer"),
+    [("", True, EmptyRow.NAN), (REFUSING, False, EmptyRow.ZEROS), (WHOLE, True, EmptyRow.ZEROS)],
+)
+def test_a_length_of_0_is_judged_as_it_is_answered(make: Make, first: str, judged: bool, answer: EmptyRow) -> None:
+    """Unless it is refused; the answer to all keys is none to a length of 0."""
+    made = make(OF_LENGTHS.format(first=first))
+    assert isinstance(fit(Case(padding=Padding.EMPTY_LENGTHS), made.claims), Case) is judged
+    assert made.claims.conventions.empty_row_padding is answer

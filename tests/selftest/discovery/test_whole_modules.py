@@ -217,6 +217,13 @@ class f(nn.Module):
         biases = self.relative_attention_bias(near + half * (ahead > 0)).permute(2, 0, 1)
         return self.out(attend(q, k, v, biases)[0].transpose(1, 2).flatten(2))
 """
+OWN_SIZES = "class Sizes:\n    num_buckets, max_distance = 8, 20\n"
+KEPT_BUCKETS = OWN_SIZES + (
+    BUCKETS.replace("self.num_buckets, self.max_distance = num_buckets, max_distance", "")
+    .replace("self.max_distance", "self.cfg.max_distance")
+    .replace("self.num_b", "self.cfg.num_b")
+    .replace("super().__init__()", "super().__init__(); self.cfg = Sizes()")
+)
 WINDOW = """
 class f(nn.Module):
     def __init__(self, dim, window_size, num_heads):
@@ -239,6 +246,8 @@ class f(nn.Module):
     [
         (BUCKETS.format(over="/ exact"), False),
         (BUCKETS.format(over=""), True),
+        (KEPT_BUCKETS.format(over="/ exact"), False),
+        (KEPT_BUCKETS.format(over=""), True),
         (WINDOW.format(side="along"), False),
         (WINDOW.format(side="down"), True),
     ],
@@ -283,3 +292,72 @@ def test_what_a_class_of_numpy_returns_from_its_backward_pass_is_the_slope(
 
 def test_a_backward_pass_that_returns_no_gradient_of_its_input_is_not_judged(make: Make) -> None:
     assert Feature.AS_BUILT not in make(LAYER.format(returned="None")).claims
+
+
+CONFIGURED = """
+class f(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.h, width = config.n_head, config.n_embd
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.gated = getattr(config, "gated", False)
+        if self.gated:
+            self.gate = nn.Linear(width, self.h)
+    def forward(self, x):
+        q, k, v = (split(each(x), self.h) for each in (self.q, self.k, self.v))
+        y = attend(q, k, v)[0]
+        if self.gated:
+            y = y * self.gate(x).sigmoid(){opened}[..., None]
+        return y.transpose(1, 2).flatten(2)
+"""
+
+
+@pytest.mark.parametrize(("opened", "wrong"), [(".mT", False), (".reshape(len(x), self.h, -1)", True)])
+def test_a_setting_that_is_off_is_turned_on(make: Make, opened: str, wrong: bool) -> None:
+    """Without an output projection heads in another order are outputs in another order."""
+    assert is_caught(make, CONFIGURED.format(opened=opened)) is wrong
+
+
+REMEMBERING = """
+class f(nn.Module):
+    def __init__(self, dim, heads, causal=False, num_memories=0):
+        super().__init__()
+        self.h, self.causal, self.qkv, self.out = heads, causal, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.kept = nn.Parameter(torch.randn(2, heads, num_memories, dim // heads)) if num_memories else None
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        if self.kept is not None:
+            k, v = (torch.cat([m.expand(len(x), -1, -1, -1), each], 2) for m, each in zip(self.kept, (k, v)))
+        n, last = q.shape[2], k.shape[2]
+        seen = torch.ones(n, last, dtype=torch.bool).tril({first}) if self.causal else None
+        return self.out(attend(q, k, v, seen)[0].transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("first", "wrong"), [("last - n", False), ("0", True)])
+def test_two_options_leave_what_both_leave_alone(make: Make, first: str, wrong: bool) -> None:
+    assert is_caught(make, REMEMBERING.format(first=first)) is wrong
+
+
+WINDOWS = """
+class f(nn.Module):
+    def __init__(self, dim, window_size, num_heads):
+        super().__init__()
+        self.h, self.qkv, self.out = num_heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        tokens = window_size[0] * window_size[1]
+        self.bias = nn.Parameter(torch.zeros(num_heads, tokens, tokens))
+    def forward(self, x, mask=None):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        s = q @ k.mT / q.shape[-1] ** 0.5 + self.bias
+        if mask is not None:
+            s = s + mask.{repeated}[:, None]
+        return self.out((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("repeated", "wrong"),
+    [("repeat(len(x) // len(mask), 1, 1)", False), ("repeat_interleave(len(x) // len(mask), 0)", True)],
+)
+def test_each_image_has_the_masks_of_its_windows(make: Make, repeated: str, wrong: bool) -> None:
+    assert is_caught(make, WINDOWS.format(repeated=repeated)) is wrong

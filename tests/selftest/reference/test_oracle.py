@@ -73,6 +73,10 @@ def test_empty_rows_agree(case: Case, answer: EmptyRow, conventions: Conventions
     assert rows.any() != (case == cases.OVERHANGING and conventions == Conventions())
     if answer is not EmptyRow.NAN:
         assert_gradients_agree(build(cases.smaller(case), "float64"), claimed)
+    else:
+        gradient = solve(build(case, "float64"), claimed).parts["gradients.query"]
+        assert gradient.unspecified.any() == rows.any()
+        assert np.isfinite(gradient.value[~gradient.unspecified]).all()
 
 
 @pytest.mark.parametrize("kind", ["bool", "float", "padding", "causal"])

@@ -20,6 +20,7 @@ NEEDED = {
 SHAPES = {"sinks": (3,), "alibi_slopes": (3,), "relative_bias": (3, 9), "head_gates": (3,)}
 FORM = ModuleForm(Sharing.NONE, 5, 4, 6, 7, bias=True, output_projection=True)
 PACKED = [packing for packing in Packing if packing is not Packing.NONE]
+THREE = [packing for packing in PACKED if packing is not Packing.IDLE_DOCUMENTS]
 EMPTIED = (Packing.EMPTY_SEGMENT, Packing.EMPTY_DOCUMENT)
 LENGTHS = ((3, 3), (5, 7), (9, 9), (9, 4), (31, 64))
 
@@ -99,7 +100,7 @@ def test_documents_are_integers_in_every_dtype() -> None:
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("packing", PACKED)
+@pytest.mark.parametrize("packing", THREE)
 def test_documents_make_up_the_sequence(packing: Packing, lengths: tuple[int, int]) -> None:
     for queries, keys in documents(packing, *lengths):
         assert (sum(queries), sum(keys)) == lengths
@@ -122,7 +123,15 @@ def test_documents_of_self_attention_have_as_many_queries_as_keys(packing: Packi
     assert all(queries != keys for queries, keys in documents(packing, 9, 14))
 
 
-@pytest.mark.parametrize("packing", PACKED)
+@pytest.mark.parametrize("lengths", [(2, 7), *LENGTHS], ids=str)
+def test_documents_without_queries_have_keys_or_none(lengths: tuple[int, int]) -> None:
+    ((queries, keys),) = documents(Packing.IDLE_DOCUMENTS, *lengths, batch=1)
+    assert (sum(queries), sum(keys)) == lengths
+    assert [bool(count) for count in queries] == [False, True, False, min(lengths) > 2, False]
+    assert [bool(count) for count in keys] == [False, True, *[min(lengths) > 2] * 2, False]
+
+
+@pytest.mark.parametrize("packing", THREE)
 def test_short_sequences_are_one_document(packing: Packing) -> None:
     for queries, keys in documents(packing, 2, 7):
         assert (queries[0], keys[0]) == (2, 7)
