@@ -318,6 +318,11 @@ def with_needed(calls: Sequence[ModuleCall], kind: Any) -> Iterator[ModuleCall]:
     """The calls with tables, a mask, or positions, for a module that needs them, though they may be left out."""
     whole = [p for p in inspect.signature(kind.forward).parameters.values() if p.default is None]
     names = [p.name for p in whole if words_of(p.name) & TABLE_WORDS and p.name not in KNOWN_NAMES]
+    inputs = [p.name for p in [*inspect.signature(kind.forward).parameters.values()][1:] if required(p)]
+    second = [p.name for p in whole if p.name == "y" or _is_context(p.name)]
+    if len(inputs) == len(second) == 1:
+        keywords = (inputs[0], second[0])
+        yield from (replace(call, inputs=2, keywords=keywords) for call in calls if call.inputs == 1)
     for call, neutral in product(calls, islice(combined(names), MOST_NEEDED) if names else ()):
         yield replace(call, tables={**call.tables, **neutral})
     several = [combination for combination in product((None, Neutral.PLACES), (None, *MASKS)) if any(combination)]

@@ -205,11 +205,8 @@ def _of_options(run: AsBuilt, problem: Problem, device: str) -> Iterator[tuple[s
 
 
 def _head_axes(make: Constructor) -> HeadAxes | None:
-    """Which axes of its parameters count heads, seen where it is built with other numbers of them; None if unknown.
-
-    Without a projection behind them, another order of the heads is one of the output's components, too.
-    """
-    if make.kv_heads or make.grouped or make.one_head or "w_o" not in make.held_names(built(make)):
+    """Which axes of its parameters count heads, seen where it is built with other numbers of them; None if unknown."""
+    if make.kv_heads or make.grouped or make.one_head:
         return None
     outcomes = {heads: safe_call(partial(make, 2 * make.width, heads)).value for heads in (2, 4)}
     one, other = outcomes.values()

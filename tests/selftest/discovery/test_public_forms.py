@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attention_conformance.implementations.discovery.functions.size_limits import UNEQUAL_LENGTHS
+from attention_conformance.implementations.discovery.modules.emptying import emptied
 from attention_conformance.implementations.discovery.modules.module_forms import found_form
 from attention_conformance.implementations.discovery.modules.promises import takes_float_padding
 from attention_conformance.implementations.discovery.modules.template import Variant
@@ -32,6 +33,13 @@ FORMS = {
         f"{ROWS}; seen = (m * m.mT)[:, None] > 0; {SHOWN.replace('{mask}', 'seen, ')}",
     ),
     "another query that is not read": ("dim, num_heads", "dim, dim", "x, q_global", f"{ROWS}; {SHOWN}"),
+    "another input that may not be left out": (
+        "dim, num_heads",
+        "dim, dim",
+        "x, y=None",
+        f"""q, k, v = (split(layer(z), self.h) for layer, z in ((self.q, x), (self.k, y), (self.v, y)))
+        {SHOWN}""",
+    ),
     "layers that are given": (
         "dim, num_heads, q_proj: nn.Module, k_proj: nn.Module, v_proj: nn.Module, output_proj: nn.Module",
         "",
@@ -159,6 +167,20 @@ def test_a_bias_whose_third_axis_is_read_is_given_with_four(make: Make) -> None:
     assert Feature.FLOAT_MASK in made.claims
     assert np.isfinite(made.run(build(shared, "float32"), "cpu").output).all()
     assert_conforms(made)
+
+
+SCALE_BETWEEN = """
+def f(query, key, scale, value, bias=None):
+    return attend(query, key, value, bias, scale=scale)[0]
+"""
+
+
+def test_inputs_are_found_by_their_names_wherever_they_stand(make: Make) -> None:
+    assert_conforms(make(SCALE_BETWEEN))
+
+
+def test_a_module_without_a_cache_may_refuse_to_empty_it() -> None:
+    assert emptied(lambda: 1 / 0, lambda: "answer") == "answer"
 
 
 PADDED = """
