@@ -38,8 +38,12 @@ class Count(StrEnum):
     ALL_WIDTHS = "the width of all heads"
     TOKENS = "queries"
     SAMPLES = "samples"
+    BLOCK = "keys or queries in a block"
 
 
+BLOCK = 4
+"""Fewer than the tokens of most cases, so that there are several blocks."""
+OF_BLOCKS = {"block", "tile", "chunk", "br", "bc"}
 NUMBER = {"num", "n", "number", "nb", "no", "count"}
 OF_HEADS = {"head", "heads"}
 
@@ -63,6 +67,8 @@ def counts(name: str) -> tuple[Count, ...]:
         return (Count.SHARING,)
     if words & {"group", "groups"} or name in GROUPS:
         return Count.SHARING, Count.KEY_HEADS
+    if words & OF_BLOCKS and not words & {"num", "number", "table", "tables", "mask"}:
+        return (Count.BLOCK,)
     if name.lower() in ("batch_size", "bsz", "batch"):
         return (Count.SAMPLES,)
     if name.lower() in ("seq_len", "seqlen", "seq_length", "sequence_length", "n_tokens", "num_tokens"):
@@ -97,7 +103,10 @@ class GivenSizes:
     @property
     def about(self) -> str:
         """For a note."""
-        return f"its {', '.join(map(repr, self.sizes))} are those of its inputs"
+        blocks = [repr(name) for name, count in self.sizes.items() if count is Count.BLOCK]
+        inputs = [repr(name) for name, count in self.sizes.items() if count is not Count.BLOCK]
+        notes = [f"its {', '.join(inputs)} are those of its inputs"] if inputs else []
+        return "; ".join([*notes, *(f"its {name} is {BLOCK}" for name in blocks)])
 
     def __call__(self, query: Any, key: Any, value: Any, *, num_heads: int = 0, **options: Any) -> Any:
         """The function's answer.
@@ -121,6 +130,7 @@ class GivenSizes:
             Count.ALL_WIDTHS: heads * width,
             Count.TOKENS: query.shape[-2 if self.axis in (None, 1) else 1],
             Count.SAMPLES: query.shape[0],
+            Count.BLOCK: BLOCK,
         }
         given = {name: found[count] for name, count in self.sizes.items()}
         return self.function(query, key, value, **given, **options)

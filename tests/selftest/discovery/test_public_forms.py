@@ -169,6 +169,24 @@ def test_a_bias_whose_third_axis_is_read_is_given_with_four(make: Make) -> None:
     assert_conforms(made)
 
 
+IN_BLOCKS = """
+def f(Q, K, V, block_size, causal=False):
+    starts = range(0, K.shape[-2], block_size)
+    pieces = [Q @ K[..., i : i + block_size, :].mT for i in starts]
+    s = torch.cat(pieces, -1) / Q.shape[-1] ** 0.5
+    if causal:
+        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    return s.softmax(-1) @ V
+"""
+
+
+def test_the_size_of_blocks_is_given(make: Make) -> None:
+    made = make(IN_BLOCKS)
+    assert "its 'block_size' is 4" in made.about
+    assert Feature.CAUSAL in made.claims
+    assert_conforms(made)
+
+
 SCALE_BETWEEN = """
 def f(query, key, scale, value, bias=None):
     return attend(query, key, value, bias, scale=scale)[0]
