@@ -17,7 +17,7 @@ from attention_conformance.implementations.adapters.jax_programs import Compiled
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported, any_case
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome
-from attention_conformance.implementations.discovery.always import corner_as_seen, with_premises
+from attention_conformance.implementations.discovery.always import corner_as_seen, with_premises, without_broken_lengths
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     EVERYWHERE,
@@ -63,11 +63,7 @@ from attention_conformance.implementations.discovery.functions.given_sizes impor
 from attention_conformance.implementations.discovery.functions.on_request import with_all_it_returns
 from attention_conformance.implementations.discovery.functions.one_input import OneInput, of_one_input
 from attention_conformance.implementations.discovery.functions.one_key_head import OneKeyHead, with_key_heads
-from attention_conformance.implementations.discovery.functions.size_limits import (
-    claims_to_try,
-    with_size_limits,
-    without_broken_lengths,
-)
+from attention_conformance.implementations.discovery.functions.size_limits import claims_to_try, with_size_limits
 from attention_conformance.implementations.discovery.functions.table_forms import (
     with_narrow_tables,
     with_slopes_of_samples,

@@ -25,8 +25,6 @@ BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256)
 ODD_WIDTHS, ODD_LENGTHS = (5, 12), (5, 18)
 UNEQUAL = (PLAIN.sized(key_length=32), PLAIN.sized(query_length=32))
 """Fewer queries than keys, and more."""
-UNEQUAL_LENGTHS = "unequal-lengths"
-"""What is not judged where both raise."""
 FEW_CAUSAL = tuple(replace(PLAIN, causal=True).sized(query_length=n, key_length=10 - n) for n in (4, 6))
 """The same under the flag, and small: what dies in a long call is still to be judged."""
 
@@ -146,20 +144,6 @@ def without_unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     return _with(check, limits), [_refused(f"{_which(fewer, more)} queries than keys", tried)]
 
 
-def without_broken_lengths(check: ClaimCheck) -> tuple[ClaimCheck, dict[str, str]]:
-    """The check with as many queries as keys where it raises both with fewer and with more; and what is not judged.
-
-    Published code of self-attention often reads one length for all.
-    """
-    if Feature.CROSS not in check.claims:
-        return check, {}
-    errors = [check.run(case).error for case in UNEQUAL]
-    if not all(errors):
-        return check, {}
-    limits = replace(_limits(check), fewer=False, more=False)
-    return _with(check, limits), {UNEQUAL_LENGTHS: f"not judged: it raises {errors[0]}"}
-
-
 def _which(fewer: bool, more: bool) -> str:
     return " or ".join(word for word, taken in (("fewer", fewer), ("more", more)) if not taken)
 
@@ -169,6 +153,11 @@ def _views(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     if Feature.VIEWS not in check.claims or not outcome.refused:
         return check, ""
     return check.without({Feature.VIEWS}), _refused("views", [outcome])
+
+
+def with_equal_lengths(check: ClaimCheck) -> ClaimCheck:
+    """The check with as many queries as keys."""
+    return _with(check, replace(_limits(check), fewer=False, more=False))
 
 
 def _limits(check: ClaimCheck) -> SizeLimits:

@@ -23,11 +23,11 @@ from attention_conformance.implementations.discovery.modules.neutrals import (
     MASKS,
     NO_INPUT_WORDS,
     OF_KEYS,
-    POSITION_WORDS,
     ROTATIONS,
     TABLE_WORDS,
     Neutral,
     combined,
+    is_empty_place,
     words_of,
 )
 from attention_conformance.implementations.discovery.modules.single_samples import each_sample_alone
@@ -264,7 +264,7 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     keywords = tuple(p.name for p in inputs) if any(p.kind is p.KEYWORD_ONLY for p in inputs) else ()
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
     named = {p.name for p in inputs}
-    others = [p for p in signature.parameters.values() if p.name not in named and (required(p) or _is_empty(p))]
+    others = [p for p in signature.parameters.values() if p.name not in named and (required(p) or is_empty_place(p))]
     of_tables = {p.name for p in others if words_of(p.name) & TABLE_WORDS or p.name in LENGTH_NAMES}
     unknown = [p.name for p in others if p.name in of_tables or (p.name not in KNOWN_NAMES and "drop" not in p.name)]
     known = signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in unknown])
@@ -286,13 +286,6 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
         given = MASKS if second.lower() in LETTERS else ()
         alone = replace(alone, unread="")
         yield from (replace(alone, tables={second: mask, **tables}) for mask, tables in product(given, every))
-
-
-def _is_empty(parameter: inspect.Parameter) -> bool:
-    """Whether it is one of positions that is by default a tensor without elements, and so has to be given."""
-    default = parameter.default
-    placed = bool(words_of(parameter.name) & POSITION_WORDS)
-    return placed and isinstance(default, torch.Tensor) and not default.numel()
 
 
 def with_context(call: ModuleCall, kind: type[nn.Module]) -> ModuleCall | None:

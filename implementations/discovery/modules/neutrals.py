@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -199,6 +200,13 @@ def combined(names: Sequence[str]) -> Iterator[dict[str, Neutral]]:
     places = product(*(range(len(each)) for each in choices))
     for chosen in sorted(places, key=sum) if prod(map(len, choices)) < MOST_SORTED else places:
         yield {name: each for at, part in zip(chosen, choices, strict=True) for name, each in part[at].items()}
+
+
+def is_empty_place(parameter: inspect.Parameter) -> bool:
+    """Whether it is one of positions that is by default a tensor without elements, and so has to be given."""
+    default = parameter.default
+    placed = bool(words_of(parameter.name) & POSITION_WORDS)
+    return placed and isinstance(default, torch.Tensor) and not default.numel()
 
 
 def words_of(name: str) -> set[str]:

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attention_conformance.implementations.discovery.functions.size_limits import UNEQUAL_LENGTHS
+from attention_conformance.implementations.discovery.always import UNEQUAL_LENGTHS
+from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.modules.emptying import emptied
 from attention_conformance.implementations.discovery.modules.module_forms import found_form
 from attention_conformance.implementations.discovery.modules.promises import takes_float_padding
@@ -16,8 +17,11 @@ from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premises
-from attention_conformance.tests.selftest.discovery.making import START, Make, assert_conforms, make
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.discovery.making import START, Make, assert_conforms, make, refused
 from attention_conformance.tests.selftest.discovery.test_other_sizes import USUAL, WRONG, both
+from attention_conformance.tests.selftest.discovery.test_whole_modules import is_caught
 
 __all__ = ["make"]
 
@@ -227,3 +231,47 @@ def test_numbers_in_a_padding_mask_are_promised_by_names_alone(
     kind = load_target("mine.py:f")
     assert isinstance(kind, type)
     assert takes_float_padding(kind, {"key_padding_mask": "key_padding_mask", "float_mask": float_mask}) is takes
+
+
+KEPT = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.to_gate = nn.Linear(dim, heads)
+    def train(self, mode=True):
+        super().train(mode)
+        self.kept = None if mode else self.to_gate.weight + 0.0
+        return self
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        weight = self.to_gate.weight if self.kept is None else self.kept{wrong}
+        gate = (x @ weight.mT + self.to_gate.bias).sigmoid().mT[..., None]
+        return self.out((attend(q, k, v)[0] * gate).transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize("wrong", ["", " * 1.01"])
+def test_what_is_computed_as_its_mode_changes_is_that_of_its_weights(make: Make, wrong: str) -> None:
+    assert is_caught(make, KEPT.format(wrong=wrong)) is bool(wrong)
+
+
+def test_a_class_of_arrays_is_judged_by_relations_too(make: Make) -> None:
+    assert "rank" in refused(make, OF_ARRAYS)
+    (found,) = run(candidate("mine.py:f", {}, in_part=True), dtypes=("float32",))
+    assert (found.clause, found.status) == ("modules.as-built", Status.PASS)
+
+
+OF_ARRAYS = """
+class f:
+    def __init__(self, dim, heads, rank):
+        sizes = ((dim, heads * rank), (dim, rank), (rank, heads * rank), (rank, heads * rank), (heads * rank, dim))
+        self.h, (self.mixed, self.down, self.k, self.v, self.out) = heads, [np.random.randn(*each) for each in sizes]
+    def forward(self, x):
+        held = x @ self.down
+        rows = (x @ self.mixed, held @ self.k, held @ self.v)
+        q, k, v = (y.reshape(*y.shape[:2], self.h, -1).swapaxes(1, 2) for y in rows)
+        s = np.exp(q @ k.swapaxes(2, 3) / np.sqrt(q.shape[-1]))
+        y = s / s.sum(-1, keepdims=True) @ v
+        return y.swapaxes(1, 2).reshape(*x.shape[:2], -1) @ self.out
+"""

@@ -200,50 +200,6 @@ def test_an_unknown_form_is_refused_where_samples_are_not_kept_apart(make: Make)
         candidate("mine.py:f", {}, in_part=True)
 
 
-KEPT = """
-class f(nn.Module):
-    def __init__(self, dim, heads):
-        super().__init__()
-        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.to_gate = nn.Linear(dim, heads)
-    def train(self, mode=True):
-        super().train(mode)
-        self.kept = None if mode else self.to_gate.weight + 0.0
-        return self
-    def forward(self, x):
-        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
-        weight = self.to_gate.weight if self.kept is None else self.kept{wrong}
-        gate = (x @ weight.mT + self.to_gate.bias).sigmoid().mT[..., None]
-        return self.out((attend(q, k, v)[0] * gate).transpose(1, 2).flatten(2))
-"""
-
-
-@pytest.mark.parametrize("wrong", ["", " * 1.01"])
-def test_what_is_computed_as_its_mode_changes_is_that_of_its_weights(make: Make, wrong: str) -> None:
-    assert is_caught(make, KEPT.format(wrong=wrong)) is bool(wrong)
-
-
-def test_a_class_of_arrays_is_judged_by_relations_too(make: Make) -> None:
-    assert "rank" in refused(make, OF_ARRAYS)
-    (found,) = run(candidate("mine.py:f", {}, in_part=True), dtypes=("float32",))
-    assert (found.clause, found.status) == ("modules.as-built", Status.PASS)
-
-
-OF_ARRAYS = """
-class f:
-    def __init__(self, dim, heads, rank):
-        sizes = ((dim, heads * rank), (dim, rank), (rank, heads * rank), (rank, heads * rank), (heads * rank, dim))
-        self.h, (self.mixed, self.down, self.k, self.v, self.out) = heads, [np.random.randn(*each) for each in sizes]
-    def forward(self, x):
-        held = x @ self.down
-        rows = (x @ self.mixed, held @ self.k, held @ self.v)
-        q, k, v = (y.reshape(*y.shape[:2], self.h, -1).swapaxes(1, 2) for y in rows)
-        s = np.exp(q @ k.swapaxes(2, 3) / np.sqrt(q.shape[-1]))
-        y = s / s.sum(-1, keepdims=True) @ v
-        return y.swapaxes(1, 2).reshape(*x.shape[:2], -1) @ self.out
-"""
-
-
 BUCKETS = """
 class f(nn.Module):
     def __init__(self, dim, heads, num_buckets=8, max_distance=20):
