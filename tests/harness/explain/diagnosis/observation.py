@@ -230,13 +230,17 @@ def _largest(values: Floats, expected: Expected) -> float:
 def observed(
     implementation: Implementation, case: Case, dtype: str, parts: tuple[str, ...], device: str
 ) -> Observation:
-    """The answer to a case that the claims allow; the output is compared, and the parts that the case has."""
+    """The answer to a case that the claims allow.
+
+    The output is compared, and the parts that the case has; where one of them is a gradient, all that are answered.
+    """
     problem = build(case, dtype)
-    # A mask that another case lacks has no gradient there.
-    names = tuple(name for name in problem.needs if f"gradients.{name}" in parts)
-    problem = replace(problem, needs=names) if names else problem.forward_only()
+    of_gradients = any(part.startswith("gradients.") for part in parts)
+    problem = problem if of_gradients else problem.forward_only()
     expected = dict(solve(problem, implementation.claims.conventions).parts)
-    parts = tuple(part for part in dict.fromkeys(("output", *parts)) if part in expected)
+    more = [f"gradients.{name}" for name in problem.needs] if of_gradients else []
+    # A mask that another case lacks has no gradient there.
+    wanted = tuple(part for part in dict.fromkeys(("output", *parts)) if part in expected)
     got: Result | None = None
     raised = exception = ""
     try:
@@ -244,6 +248,7 @@ def observed(
     except (CandidateError, PathError) as error:
         place = f" ({error.place})" if isinstance(error, CandidateError) and error.place else ""
         raised, exception = str(error).translate(WITHOUT_DIGITS), f"{error}{place}"
+    parts = (*wanted, *(p for p in more if p not in wanted and got is not None and part_of(got, p) is not None))
     made = Observation(case, problem, parts, got, expected, {}, False, raised, exception)
     errors = {part: made.error(part) for part in parts}
     return replace(made, errors=errors, failing=max(errors.values()) > 1.0)

@@ -24,6 +24,8 @@ FIRST = 3
 """Failing cases with which every hypothesis is tried."""
 KEPT = 16
 """Hypotheses that are tried with all cases."""
+TIED = 64
+"""So many at most, if those after the last one that is kept do as well as it does."""
 CASES = 2
 """A hypothesis that explains fewer cases is no explanation."""
 
@@ -91,8 +93,10 @@ def _best(
     best = [score for score in first if score.explained]
     if len(best) > KEPT:  # with these numbers many mistakes answer the same
         best = [scored(s.hypothesis, _spread(failing), _spread(passing), claimed) for s in best]
-    best = sorted(best, key=lambda score: score.rank)[:KEPT]
-    return [scored(score.hypothesis, failing, passing, claimed) for score in best]
+    best = sorted(best, key=lambda score: score.rank)
+    last = best[KEPT - 1].rank[:-1] if len(best) > KEPT else ()
+    kept = [score for n, score in enumerate(best[:TIED]) if n < KEPT or score.rank[:-1] == last]
+    return [scored(score.hypothesis, failing, passing, claimed) for score in kept]
 
 
 def _spread(observed: Sequence[Observation]) -> Sequence[Observation]:
@@ -144,6 +148,7 @@ def _of_parts(edits: Sequence[Hypothesis], wrong: Sequence[str], claimed: Conven
     """Edits of nothing but these parts, by how likely they are: of gradients, those of a backward pass first."""
     from attention_conformance.tests.harness.explain.diagnosis.edits import alone
 
-    kinds = [[h.edit for h in edits if h.edit is not None and h.edit.backward is kind] for kind in (True, False)]
+    own = [h.edit for h in edits if h.edit is not None and not h.edit.by_overflow]  # that spoils the output, too
+    kinds = [[edit for edit in own if edit.backward is kind] for kind in (True, False)]
     for group in kinds if all(part.startswith("gradients.") for part in wrong) else kinds[1:]:
         yield [alone(edit, tuple(wrong), claimed) for edit in group]
