@@ -19,6 +19,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN
 from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
+from attention_conformance.implementations.discovery.functions.laid_out import LaidOut
 from attention_conformance.implementations.discovery.functions.needed_tables import GRADIENTS, NeededTables
 from attention_conformance.implementations.discovery.signatures import is_variadic, positional, required, signature_of
 from attention_conformance.spec.cases import Sharing
@@ -64,9 +65,14 @@ class OwnGradients:
 
     def computed(self, problem: Problem, device: str) -> tuple[Result, list[Array]]:
         """The answer, and the arrays that are gradients."""
-        both = _Both(self.both, np.asarray(problem.cotangent))
+        layout, cotangent = _layout(self.op), np.asarray(problem.cotangent)
+        both = _Both(self.both, [cotangent] if layout is None else layout.cotangents(cotangent))
         result = replace(self.op, function=_inside(self.op, both))(problem.forward_only(), device)
-        return result, both.found
+        if layout is None:
+            return result, both.found[0]
+        arrays = [getattr(problem, name) for name in self.order]
+        of_calls = zip(arrays, zip(*both.found, strict=True), strict=True)
+        return result, [layout.gradients([*found], array.shape) for array, found in of_calls]
 
     def native(self, problem: Problem, device: str) -> Native:
         """The function's own call."""
@@ -78,12 +84,12 @@ class _Both:
     """A function that keeps the gradients that come with its answer."""
 
     both: Pass
-    cotangent: Array
-    found: list[Array] = field(default_factory=list)
+    cotangents: list[Array]
+    found: list[list[Array]] = field(default_factory=list)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        answer, gradients = self.both(inputs, options, self.cotangent.copy())
-        self.found = [each for each in _flat(gradients) if isinstance(each, np.ndarray)]
+        answer, gradients = self.both(inputs, options, self.cotangents[len(self.found)].copy())
+        self.found.append([each for each in _flat(gradients) if isinstance(each, np.ndarray)])
         return answer
 
 
@@ -99,7 +105,16 @@ def _inside(op: NumpyOp, function: Callable[..., Any]) -> Chosen:
     """The chain of a run's function with another one at its end."""
     assert isinstance(op.function, Chosen)
     assert isinstance(op.function.function, RenamedCall)
-    return replace(op.function, function=replace(op.function.function, function=function))
+    layout = _layout(op)
+    inner = function if layout is None else replace(layout, function=function)
+    return replace(op.function, function=replace(op.function.function, function=inner))
+
+
+def _layout(op: NumpyOp) -> LaidOut | None:
+    """The layout through which a run calls its function; None where it is that of the suite."""
+    called = getattr(op.function, "function", None)
+    layout = getattr(called, "function", None)
+    return layout if isinstance(layout, LaidOut) else None
 
 
 def with_own_gradients(made: Implementation) -> Implementation:
@@ -112,7 +127,8 @@ def with_own_gradients(made: Implementation) -> Implementation:
     if not isinstance(call, RenamedCall) or isinstance(fitted, Unsupported):
         return made
     problem = build(fitted, made.claims.dtypes[0])
-    for how, both in _passes(call.function):
+    layout = _layout(op)
+    for how, both in _passes(call.function if layout is None else layout.function):
         run = OwnGradients(op, both)
         found = safe_call(partial(run.computed, problem.fresh(), "cpu")).value
         order = None if found is None else _order(problem, found[1])

@@ -1,4 +1,4 @@
-"""Own gradients: functions of NumPy that return gradients, or have a backward pass next to them, are judged with these."""
+"""Own gradients: functions of NumPy are judged with those that they return, or that the pass next to them does."""
 
 import pytest
 
@@ -9,6 +9,7 @@ from attention_conformance.tests.selftest.discovery.making import Make
 
 PASSES = """
 def f_forward(q, k, v, scale=None):
+    {axes} = q.shape
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     s = q @ k.swapaxes(-1, -2) * scale
     p = np.exp(s - s.max(-1, keepdims=True))
@@ -34,10 +35,10 @@ f = f_forward
 LOST = "q.shape[-1] ** -0.5"
 
 
-@pytest.mark.parametrize("form", [RETURNED, NEXT_TO])
+@pytest.mark.parametrize(("form", "axes"), [(RETURNED, "B, H, L, d"), (RETURNED, "N, L, d"), (NEXT_TO, "L, d")])
 @pytest.mark.parametrize(("scale", "wrong"), [("scale", False), (LOST, True)])
-def test_gradients_of_its_own_are_judged(make: Make, form: str, scale: str, wrong: bool) -> None:
-    made = make(PASSES.format(scale=scale) + form)
+def test_gradients_of_its_own_are_judged(make: Make, form: str, axes: str, scale: str, wrong: bool) -> None:
+    made = make(PASSES.format(scale=scale, axes=axes) + form)
     assert Feature.GRADIENTS in made.claims
     found = run(made, ("gradients.any-scale", "gradients.shared-input"), ("float64",))
     assert {each.clause: each.status for each in found} == {
@@ -47,4 +48,4 @@ def test_gradients_of_its_own_are_judged(make: Make, form: str, scale: str, wron
 
 
 def test_a_backward_pass_of_another_name_is_not_its_own(make: Make) -> None:
-    assert Feature.GRADIENTS not in make(PASSES.format(scale="scale") + "f = f_forward").claims
+    assert Feature.GRADIENTS not in make(PASSES.format(scale="scale", axes="B, H, L, d") + "f = f_forward").claims
