@@ -15,6 +15,7 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import QkNorm, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.harness.explain.diagnosis.conditions import conditions
+from attention_conformance.tests.harness.explain.diagnosis.edits import alone, in_parts
 from attention_conformance.tests.harness.explain.diagnosis.magnitudes import parts
 from attention_conformance.tests.harness.explain.diagnosis.observation import Prober, observed
 from attention_conformance.tests.harness.explain.diagnosis.places import in_gradients
@@ -133,3 +134,19 @@ def test_where_a_gradient_is_lost() -> None:
     failing = [observed(candidate, case, "float64", ("gradients.key",), "cpu") for case in cases]
     assert list(in_gradients(failing)) == ["in keys from 3 on (counted from 0), which get 0"]
     assert list(parts(failing)) == ["in the gradient of key"]
+
+
+def test_gradients_of_different_mistakes_are_explained_one_by_one() -> None:
+    case = Case().sized(num_heads=4, num_kv_heads=2)
+    problem = build(case, "float64")
+    words = ("gradient of the key of the last head of a group alone", "gradient of the value averaged over a group")
+    one, two = (edit(each) for each in words)
+    both = in_parts({p: alone(e, (p,), CLAIMED) for p, e in (("gradients.key", one), ("gradients.value", two))})
+    made, right = both.answer(problem), solve(problem, CLAIMED).parts
+    assert both.name == ", and ".join(words)
+    for name, expected in (
+        ("key", one.answer(problem, CLAIMED).gradients["key"]),
+        ("value", two.answer(problem, CLAIMED).gradients["value"]),
+        ("query", right["gradients.query"].value),
+    ):
+        assert np.allclose(made.gradients[name], expected)

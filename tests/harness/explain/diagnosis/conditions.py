@@ -157,11 +157,18 @@ def _of_either(failing: Sequence[Observation], prober: Prober) -> Iterator[Condi
 def _of_absent(base: Case, failing: Sequence[Observation], prober: Prober) -> Iterator[Condition]:
     """Options that no failing case has, and with which the base passes."""
     for words, (change, has) in ADDED.items():
-        added = replace(base, **change)  # type: ignore[arg-type]
+        added = replace(_showing(base, change, prober), **change)  # type: ignore[arg-type]
         if added.causal and added.sizes.query_length < added.sizes.key_length:
             continue  # it hides most keys, and what is wrong with them
         if not any(has(each.case) for each in failing) and _passes(added, prober):
             yield Condition(f"without {words}", lambda case, has=has: not has(case))  # type: ignore[misc]
+
+
+def _showing(base: Case, change: Mapping[str, object], prober: Prober) -> Case:
+    """The base, with as many keys as queries where a causal flag would hide most of them, if it fails as well."""
+    square = base.sized(key_length=base.sizes.query_length)
+    hiding = base.causal or "causal" in change
+    return square if hiding and square.sizes != base.sizes and prober.fails(square) else base
 
 
 ADDED: dict[str, tuple[dict[str, object], Holds]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import combinations, product
@@ -154,12 +154,27 @@ def alone(edit: Edit, parts: tuple[str, ...], claimed: Conventions) -> Hypothesi
         return replace(right, **returned, gradients=gradients)
 
     affects = lambda problem: edit.affects(problem, claimed)  # noqa: E731
-    words = f"{edit.words}, in the {parts_in_words(parts)} alone"
+    where = parts_in_words(parts)
+    words = edit.words if edit.words.replace(" the ", " ").startswith(where) else f"{edit.words}, in the {where} alone"
     own = any(parts == (f"gradients.{entry}",) for _, entry in edit.about)  # nearer than what comes after it
     return Hypothesis(words, edit.repair, answer, rank=edit.rank - own * OWN, affects=affects, edit=edit)
 
 
 OWN = 0.01
+
+
+def in_parts(chosen: Mapping[str, Hypothesis]) -> Hypothesis:
+    """Several gradients, each as another hypothesis has it."""
+
+    def answer(problem: Problem) -> Result:
+        answers = {part.removeprefix("gradients."): each.answer(problem) for part, each in chosen.items()}
+        first = next(iter(answers.values()))
+        return replace(first, gradients={**first.gradients, **{n: a.gradients[n] for n, a in answers.items()}})
+
+    words = ", and ".join(each.name for each in chosen.values())
+    repair = " ".join(dict.fromkeys(each.repair for each in chosen.values()))
+    affects = lambda problem: any(each.affects(problem) for each in chosen.values())  # noqa: E731
+    return Hypothesis(words, repair, answer, rank=VARIANT, affects=affects)
 
 
 @lru_cache(maxsize=1)

@@ -77,6 +77,11 @@ class Observation:
             return self
         return replace(self, problem=self.problem.forward_only(), parts=("output",))
 
+    def of_part(self, part: str) -> Observation:
+        """The same with nothing but the output and one other part."""
+        errors = {name: self.errors[name] for name in ("output", part)}
+        return replace(self, parts=("output", part), errors=errors, failing=errors[part] > 1.0)
+
     def without_empty_rows(self, conventions: Conventions) -> Observation:
         """The same where rows without any key are left out, with the output alone where there are some."""
         visible = np.asarray(allowed_keys(self.problem, conventions).any(-1))

@@ -26,6 +26,8 @@ KEPT = 16
 """Hypotheses that are tried with all cases."""
 TIED = 64
 """So many at most, if those after the last one that is kept do as well as it does."""
+MOST_PARTS = 4
+"""Gradients, at most, that are explained one by one."""
 CASES = 2
 """A hypothesis that explains fewer cases is no explanation."""
 
@@ -125,8 +127,9 @@ def _of_edits(
 
     wrong = sorted({part for each in failing for part in each.parts if each.errors[part] > 1.0})
     groups = [edited(claimed)] if "output" in wrong else [*_of_parts(edited(claimed), wrong, claimed)]
+    found: list[Score] = []
     for number, hypotheses in enumerate(groups):
-        for each in few[: 1 if number else 2]:
+        for each in [] if found else few[: 1 if number else 2]:
             fitted: list[Hypothesis] = []
             if each.wrong_numbers and "output" in wrong:
                 fitted = [*measured(each, claimed)]
@@ -135,8 +138,30 @@ def _of_edits(
             tried = [h for h in hypotheses if h.edit is not None and may_be(h.edit, each)]
             first = [scored(h, [each.by_output], (), claimed) for h in [*fitted, *tried]]
             if any(score.explained for score in first):
-                return _best(first, failing, passing, claimed)
-    return []
+                found = _best(first, failing, passing, claimed)
+                break
+    several = 1 < len(wrong) <= MOST_PARTS and all(part.startswith("gradients.") for part in wrong)
+    if several and not any(_explains(score, failing) for score in found):
+        found = [*found, *_part_by_part(wrong, failing, passing, claimed)]
+    return found
+
+
+def _part_by_part(
+    wrong: Sequence[str], failing: Sequence[Observation], passing: Sequence[Observation], claimed: Conventions
+) -> list[Score]:
+    """For each wrong gradient the backward pass that explains it best, all together as one hypothesis."""
+    from attention_conformance.tests.harness.explain.diagnosis.edits import alone, edited, in_parts
+
+    backward = [h.edit for h in edited(claimed) if h.edit is not None and h.edit.backward]
+    chosen = {}
+    for part in wrong:
+        own = [each.of_part(part) for each in failing if each.errors.get(part, 0.0) > 1.0 and each.wrong_numbers]
+        hypotheses = [alone(edit, (part,), claimed) for edit in backward]
+        best = _best([scored(h, own[:1], (), claimed) for h in hypotheses], own, (), claimed)
+        if not best:
+            return []
+        chosen[part] = min(best, key=lambda score: score.rank).hypothesis
+    return [scored(in_parts(chosen), failing, passing, claimed)]
 
 
 def may_be(edit: Edit, each: Observation) -> bool:
