@@ -26,6 +26,7 @@ from attention_conformance.implementations.discovery.probe import (
     Subject,
     tiny_problem,
 )
+from attention_conformance.implementations.discovery.signatures import ADAPTER
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.case_options import interleaved_slopes
 from attention_conformance.spec.cases import Sharing
@@ -51,7 +52,7 @@ CAPS, POINTS = (1.0, 200.0), 40
 """Bounds of scores that are looked for, and how many are tried between two."""
 ALIBI_INSIDE = (
     "its scores always fall with the distance of a key, by slopes of {}, which are not those of ALiBi: "
-    "let it take them as `alibi_slopes`, or write an adapter (docs/adapter.md)"
+    f"let it take them as `alibi_slopes`, {ADAPTER}"
 )
 
 

@@ -10,6 +10,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.causal_names import promises_causal
 from attention_conformance.implementations.discovery.functions.functions import function_candidate
 from attention_conformance.implementations.discovery.functions.inputs_first import with_inputs_first
+from attention_conformance.implementations.discovery.functions.own_gradients import with_own_gradients
 from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
 from attention_conformance.implementations.discovery.targets.loading import (
     Target,
@@ -128,7 +129,7 @@ def wrapped(
         return module_candidate(name, target, settings, device, always)
     called = function or target
     assert callable(called)
-    return function_candidate(name, with_inputs_first(called), settings, device, always)
+    return with_own_gradients(function_candidate(name, with_inputs_first(called), settings, device, always))
 
 
 def _with_parameters(target: object) -> object:

@@ -33,7 +33,7 @@ from attention_conformance.spec.problem import DTYPES
 
 torch = optional("torch")
 
-ADAPTER = "or write an adapter (docs/adapter.md)"
+ADAPTER = "or write an adapter, which `audit TARGET --write FILE` begins (docs/adapter.md)"
 LIBRARIES = ("flax", "equinox", "haiku", "keras", "paddle", "mlx")
 """Packages with modules of their own."""
 SIMILARITY = 0.8

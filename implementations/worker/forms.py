@@ -11,6 +11,7 @@ import numpy as np
 from attention_conformance.implementations.api.contract import Claims, ExpectedFailure, PathError, Result
 from attention_conformance.implementations.api.safe_call import RETURNED, CandidateError
 from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.implementations.worker.limits import LONGEST_REASON
 from attention_conformance.implementations.worker.output import shortened
 from attention_conformance.implementations.worker.wire import Message
 from attention_conformance.spec.cases import Layout, Sharing, from_data
@@ -152,7 +153,7 @@ def checked(answer: Message) -> Message:
     """
     fields = answer.fields
     if "unusable" in fields:
-        raise TargetError(shortened(fields["unusable"]))
+        raise TargetError(shortened(fields["unusable"], LONGEST_REASON))
     if "left_path" in fields:
         raise PathError(shortened(fields["left_path"]))
     if "error" in fields:

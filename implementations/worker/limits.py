@@ -26,6 +26,8 @@ LINES = 3
 """Lines of that output in a message."""
 LONGEST = 300
 """Characters of a text of the candidate in a message."""
+LONGEST_REASON = 1000
+"""Characters of the reason for which a target cannot be judged: its end is what to do."""
 PIECE = 2**16
 """Bytes that are read or written at once."""
 SLOWEST = 1e6

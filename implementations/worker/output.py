@@ -10,10 +10,10 @@ from typing import IO
 from attention_conformance.implementations.worker.limits import KEPT, LINES, LONGEST, PIECE, SHOWN
 
 
-def shortened(text: object) -> str:
+def shortened(text: object, most: int = LONGEST) -> str:
     """A text of the candidate on one line, without control characters, and not too long."""
-    plain = "".join(c if c.isprintable() else " " for c in str(text)[: 2 * LONGEST])
-    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}... ({len(str(text))} characters)"
+    plain = "".join(c if c.isprintable() else " " for c in str(text)[: 2 * most])
+    return plain if len(plain) <= most else f"{plain[:most]}... ({len(str(text))} characters)"
 
 
 class Output:

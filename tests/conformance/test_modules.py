@@ -265,7 +265,8 @@ def _assert_slopes(judge: Judge, case: Case) -> None:
     steps = [_slope(judge, case, problem, along, size) for size in STEPS]
     near = any(step is not None and abs(step - slope) <= moved for step in steps)
     message = "its gradients are not the slopes of its output"
-    judge.assert_that(case, near, message, f"{slope:g} along a direction in which it rises by {steps[0]} to {steps[1]}")
+    rises = " to ".join("nothing" if step is None else f"{step:g}" for step in steps)
+    judge.assert_that(case, near, message, f"{slope:g} along a direction in which it rises by {rises}")
 
 
 def _slope(judge: Judge, case: Case, problem: Problem, along: Mapping[str, Array], size: float) -> float | None:

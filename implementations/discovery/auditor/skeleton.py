@@ -88,7 +88,10 @@ def skeleton(target: str, loaded: object, reason: str, folder: Path) -> str:
     """The text of an adapter that has one question open; nothing for what cannot be called."""
     if not callable(loaded):
         return ""
-    name, question = one_line(Target.parse(target).parts[-1]), one_line(reason.removesuffix(f", {ADAPTER}"))
+    name, question = (
+        one_line(Target.parse(target).parts[-1]),
+        one_line(reason.removesuffix(f", {ADAPTER}").removesuffix(f": {ADAPTER.removeprefix('or ')}")),
+    )
     if isinstance(loaded, type) and issubclass(loaded, nn.Module):
         body = "\n".join(_of_module(name, loaded))
     else:

@@ -44,6 +44,8 @@ def with_inputs_first(function: Callable[..., Any]) -> Callable[..., Any]:
     roles = {p.name: role(p.name) for p in positional(signature) if p.kind is p.POSITIONAL_OR_KEYWORD}
     inputs = [name for each in INPUTS for name, found in roles.items() if found == each]
     first = {p.name for p in positional(signature)[:3]}
+    if first & {"self", "cls"}:
+        return function  # a method without its object, which is refused elsewhere
     if len(inputs) != 3 or {roles[name] for name in inputs} != {*INPUTS} or {*inputs} == first:
         return function
     return InputsFirst(function, (*inputs,))

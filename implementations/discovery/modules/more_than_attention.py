@@ -11,6 +11,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.parameters import find_places, names_of
 from attention_conformance.implementations.discovery.modules.query_key_norms import role_of
+from attention_conformance.implementations.discovery.signatures import ADAPTER
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ NORMS_OF_A_BLOCK = 2
 """Norms that are left out, and none of queries or keys: attention alone has one before it, or one behind it."""
 OF_VALUES = {("w_v",), ("b_v",)}
 """What the weights that are zeroed hold, in layers of their own."""
-INSIDE = "judge the attention in it by itself, or write an adapter (docs/adapter.md)"
+INSIDE = f"judge the attention in it by itself, {ADAPTER}"
 
 
 def refuse_more_than_attention(make: Constructor, call: ModuleCall) -> None:

@@ -45,7 +45,7 @@ _NUMBERED = {"0": "q", "1": "k", "2": "v", "3": "o"}
 
 ACCEPTED = (
     "the names of nn.MultiheadAttention, or nn.Linear layers for q, k, v (or qkv, kv) and out, spelled like "
-    "q_proj, proj_q, W_q, wq, to_q, linear_q, fc_q, query, c_attn, out_proj, c_proj, proj or dense"
+    "q_proj, W_q, wq, to_q, fc_q, query, c_attn, out_proj, proj or dense"
 )
 """The accepted names in short, for messages."""
 

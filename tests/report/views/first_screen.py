@@ -13,6 +13,8 @@ WIDTH, MOST_LINES = 80, 30
 """Of the screen; the commands that follow have some eight lines."""
 MOST_OF_CAUSE, MOST_OF_CASE, MOST_OF_NOTES, MOST_LISTED = 5, 11, 3, 8
 MOST_OF_EXCEPTION = 4
+MOST_OF_HEADING = 3
+"""Lines of the sizes and options of a case: the option that matters may be the last one."""
 WITHOUT_DIGITS = str.maketrans("", "", digits)
 LISTED = {
     Outcome.FAILS: "FAIL",
@@ -68,8 +70,9 @@ def _paragraph(text: str, most: int) -> list[str]:
 
 def _case(case: Sequence[str]) -> list[str]:
     """The lines of a case, cut to the screen; the last one, the difference, stays."""
-    shown = [*case[: MOST_OF_CASE - 1], case[-1]] if len(case) > MOST_OF_CASE else list(case)
-    return ["", *(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in shown)] if shown else []
+    of_sizes = _paragraph(case[0], MOST_OF_HEADING) if case else []
+    shown = [*case[1 : MOST_OF_CASE - 1], case[-1]] if len(case) > MOST_OF_CASE else list(case[1:])
+    return ["", *of_sizes, *(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in shown)] if case else []
 
 
 def _cut(start: str, text: str) -> str:
@@ -80,7 +83,9 @@ def _notes(row: Row) -> list[str]:
     stated = [line for note in row.subject.stated for line in _paragraph(f"  {note}", MOST_OF_NOTE)]
     notes = row.subject.unclaimed
     shown = [_cut("  ", note) for note in notes[:MOST_OF_NOTES]]
-    more = [f"  ... and {len(notes) - MOST_OF_NOTES} more that is not claimed: -v"] if len(notes) > len(shown) else []
+    more = (
+        [f"  ... and {len(notes) - MOST_OF_NOTES} more not claimed: -v lists them"] if len(notes) > len(shown) else []
+    )
     return ["", *stated, *shown, *more] if stated or notes else []
 
 

@@ -42,7 +42,7 @@ def split(x, heads):
 """
 OF_TENSORS = ALWAYS | {Feature.AUTOCAST, Feature.VMAP}
 MASKS = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.MASK_GRADIENT}
-WRAP = "or write an adapter (docs/adapter.md)"
+WRAP = "or write an adapter, which `audit TARGET --write FILE` begins (docs/adapter.md)"
 CASES = (
     Case(),
     Case(scale=0.7),

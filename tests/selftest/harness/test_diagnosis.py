@@ -156,7 +156,7 @@ def test_a_wrong_gradient_of_the_mask_is_compared_with_cases_that_have_no_mask()
 
     diagnosis = diagnosed(peculiar)
     assert not diagnosis.name
-    assert diagnosis.pattern == "it fails only with a mask of numbers, and only in the gradient of attn mask"
+    assert diagnosis.pattern == "it fails only with a mask of numbers, and only in the gradient of attn_mask"
 
 
 def judged_op(function: Callable[..., Tensor], *cases: Case) -> Diagnosis:

@@ -137,7 +137,7 @@ def test_a_wrong_backward_pass_is_named_by_what_it_forgets() -> None:
         return right.detach() + astray - astray.detach()
 
     found = diagnosed(unmasked, FLOAT_MASKS, "gradients.key")
-    assert found.name == "attention mask left out, in the gradient of key alone"
+    assert found.name == "attention mask left out, in the gradients of query, key, value and attn_mask alone"
 
 
 def test_what_has_no_name_has_a_place_and_a_trigger() -> None:

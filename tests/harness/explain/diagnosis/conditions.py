@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import TypeAlias
@@ -45,6 +45,8 @@ MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
 SEEDS = (31, 32)
 """Of more cases with the same options; one that passes has to pass with these numbers, too."""
 KEY_HEADS = (2, 3, 4, 5)
+EARLIER = (19, 29)
+"""By so many tokens, and one more for each option, cases are longer that tell whether earlier calls spoil others."""
 AGAIN = 3
 """How often it is tried with either order of the numbers whether a second call fails: some numbers show no mistake."""
 PAIRS = ((6, 6), (5, 7), (7, 5), (1, 6))
@@ -81,7 +83,7 @@ def conditions(failing: Sequence[Observation], prober: Prober) -> list[Condition
         return []
     smallest = min(failing, key=lambda each: _size(each.case))
     base, prober.drift = smallest.case, smallest.drift
-    if state := _of_calls(base, prober):
+    if state := _of_calls(base, prober) or _of_earlier(base, prober):
         return [state]
     found = [*_of_options(base, failing, prober), *_of_absent(base, failing, prober)]
     related = [*_of_lengths(base, prober)]
@@ -109,6 +111,22 @@ def _of_calls(base: Case, prober: Prober) -> Condition | None:
         if first is not False or not second:
             return None
     return Condition("from the second call with the same sizes on", lambda case: True)
+
+
+def _of_earlier(base: Case, prober: Prober) -> Condition | None:
+    """Whether it fails only after a call of the same sizes with an option that it lacks: something was left behind."""
+    for number, (words, (change, has)) in enumerate(ADDED.items()):
+        if not has(base) and all(_spoils(base, change, more + number, prober) for more in EARLIER):
+            return Condition(f"after a call of the same sizes with {words}", lambda case: True)
+    return None
+
+
+def _spoils(base: Case, change: Mapping[str, object], more: int, prober: Prober) -> bool:
+    """Whether a case of sizes that were not called before is right, and no more after one with other options."""
+    sized = base.sized(query_length=base.sizes.query_length + more, key_length=base.sizes.key_length + more)
+    first, second = (replace(sized, seed=seed) for seed in SEEDS)
+    right = prober.fails(first) is False
+    return right and prober.observe(replace(sized, **change)) is not None and prober.fails(second) is True  # type: ignore[arg-type]
 
 
 def _of_options(base: Case, failing: Sequence[Observation], prober: Prober) -> Iterator[Condition]:
@@ -139,11 +157,18 @@ def _of_either(failing: Sequence[Observation], prober: Prober) -> Iterator[Condi
 def _of_absent(base: Case, failing: Sequence[Observation], prober: Prober) -> Iterator[Condition]:
     """Options that no failing case has, and with which the base passes."""
     for words, (change, has) in ADDED.items():
-        added = replace(base, **change)  # type: ignore[arg-type]
+        added = replace(_showing(base, change, prober), **change)  # type: ignore[arg-type]
         if added.causal and added.sizes.query_length < added.sizes.key_length:
             continue  # it hides most keys, and what is wrong with them
         if not any(has(each.case) for each in failing) and _passes(added, prober):
             yield Condition(f"without {words}", lambda case, has=has: not has(case))  # type: ignore[misc]
+
+
+def _showing(base: Case, change: Mapping[str, object], prober: Prober) -> Case:
+    """The base, with as many keys as queries where a causal flag would hide most of them, if it fails as well."""
+    square = base.sized(key_length=base.sizes.query_length)
+    hiding = base.causal or "causal" in change
+    return square if hiding and square.sizes != base.sizes and prober.fails(square) else base
 
 
 ADDED: dict[str, tuple[dict[str, object], Holds]] = {

@@ -61,7 +61,7 @@ class Diagnosis:
     def pattern(self) -> str:
         """When it fails, in one clause of a sentence."""
         if self.of_clauses:
-            return f"they are: {'; '.join(self.when)}" if self.when else "none showed when the checks were run again"
+            return f"what fails: {'; '.join(self.when)}" if self.when else "none showed when the checks were run again"
         if self.everywhere:
             return "every case that was compared fails"
         return f"it fails only {', and only '.join(self.when)}" if self.when else "no pattern was found in the failures"

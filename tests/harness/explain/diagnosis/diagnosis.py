@@ -11,7 +11,7 @@ from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.optional import optional
-from attention_conformance.spec.problem import DTYPES
+from attention_conformance.spec.problem import DTYPES, HALF
 from attention_conformance.tests.harness.explain.diagnosis.by_clauses import by_clauses
 from attention_conformance.tests.harness.explain.diagnosis.causes import INTENDED, Hypothesis, repairs
 from attention_conformance.tests.harness.explain.diagnosis.conditions import Condition, conditions
@@ -32,7 +32,14 @@ from attention_conformance.tests.harness.explain.diagnosis.observation import (
     observed,
 )
 from attention_conformance.tests.harness.explain.diagnosis.other_claims import holding, rounded_operands, stated
-from attention_conformance.tests.harness.explain.diagnosis.places import other_sizes, places, shared_exception, wider
+from attention_conformance.tests.harness.explain.diagnosis.places import (
+    in_gradients,
+    other_sizes,
+    places,
+    shared_exception,
+    wider,
+    wider_scores,
+)
 from attention_conformance.tests.harness.explain.diagnosis.probes import PROBES
 from attention_conformance.tests.harness.explain.diagnosis.scoring import scored
 
@@ -172,7 +179,7 @@ def _of_cases(
     where = [spot.words for spot in spots]
     found_when = [each.words for each in triggers.found if not any(f"in {each.extent} from" in p for p in where)]
     size = [] if found_when else [*sizes(failing, passing, triggers.prober, claimed)]
-    when = [*in_dtypes, *found_when, *size, *where, *parts(failing)]
+    when = [*in_dtypes, *found_when, *size, *where, *parts(failing), *in_gradients(failing)]
     everywhere, raises = not passing and not when, shared_exception(failing)
     return Diagnosis("", 0, len(failing), when=tuple(when), everywhere=everywhere, raises=raises)
 
@@ -236,9 +243,10 @@ class _Triggers:
         return conditions(self.failing, self.prober)
 
     def against(self, found: Explanation, claimed: Conventions) -> list[Observation]:
-        """Cases that speak against one mistake: it is put to the test on the smallest failing one with other sizes."""
+        """Cases against one mistake: it is put to the test on the smallest failing one with other sizes and scores."""
         base = min((each.case for each in self.failing), key=lambda case: len(str(case)))
-        made = map(self.prober.observe, [] if found.conditions else other_sizes(base))
+        others = [*other_sizes(base), *(wider_scores(base) if self.prober.dtype not in HALF else ())]
+        made = map(self.prober.observe, [] if found.conditions else others)
         seen = [each for each in made if each is not None]
         scores = [scored(h, seen, seen, claimed) for h in found.hypotheses]
         known = {id(each) for score in scores for each in score.explained}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import combinations, product
@@ -14,11 +14,17 @@ from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.conventions import Conventions, EmptyRow
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothesis
+from attention_conformance.tests.harness.explain.diagnosis.magnitudes import parts_in_words
 from attention_conformance.tests.harness.explain.stages.backward import backwards
-from attention_conformance.tests.harness.explain.stages.changes import of_entry, together
+from attention_conformance.tests.harness.explain.stages.bounded import bounded
+from attention_conformance.tests.harness.explain.stages.changes import of_entry
 from attention_conformance.tests.harness.explain.stages.emptied import unforeseen
+from attention_conformance.tests.harness.explain.stages.held import held
 from attention_conformance.tests.harness.explain.stages.inner_rotations import inner_rotations
 from attention_conformance.tests.harness.explain.stages.joined import joined, reordered, widened
+from attention_conformance.tests.harness.explain.stages.narrowed import angles, distances
+from attention_conformance.tests.harness.explain.stages.recomputed import MAKING_SCORES, recomputing
+from attention_conformance.tests.harness.explain.stages.several import together
 from attention_conformance.tests.harness.explain.stages.staged import STAGE, STAGES, Stage, State, opened, run
 from attention_conformance.tests.harness.explain.stages.staged_results import result_of
 from attention_conformance.tests.harness.explain.stages.variants import by_overflow, variants
@@ -148,10 +154,27 @@ def alone(edit: Edit, parts: tuple[str, ...], claimed: Conventions) -> Hypothesi
         return replace(right, **returned, gradients=gradients)
 
     affects = lambda problem: edit.affects(problem, claimed)  # noqa: E731
-    where = " and ".join(part.replace("gradients.", "gradient of ").replace("_", " ") for part in parts)
-    return Hypothesis(
-        f"{edit.words}, in the {where} alone", edit.repair, answer, rank=edit.rank, affects=affects, edit=edit
-    )
+    where = parts_in_words(parts)
+    words = edit.words if edit.words.replace(" the ", " ").startswith(where) else f"{edit.words}, in the {where} alone"
+    own = any(parts == (f"gradients.{entry}",) for _, entry in edit.about)  # nearer than what comes after it
+    return Hypothesis(words, edit.repair, answer, rank=edit.rank - own * OWN, affects=affects, edit=edit)
+
+
+OWN = 0.01
+
+
+def in_parts(chosen: Mapping[str, Hypothesis]) -> Hypothesis:
+    """Several gradients, each as another hypothesis has it."""
+
+    def answer(problem: Problem) -> Result:
+        answers = {part.removeprefix("gradients."): each.answer(problem) for part, each in chosen.items()}
+        first = next(iter(answers.values()))
+        return replace(first, gradients={**first.gradients, **{n: a.gradients[n] for n, a in answers.items()}})
+
+    words = ", and ".join(each.name for each in chosen.values())
+    repair = " ".join(dict.fromkeys(each.repair for each in chosen.values()))
+    affects = lambda problem: any(each.affects(problem) for each in chosen.values())  # noqa: E731
+    return Hypothesis(words, repair, answer, rank=VARIANT, affects=affects)
 
 
 @lru_cache(maxsize=1)
@@ -169,6 +192,8 @@ def _all() -> tuple[Edit, ...]:
         *_inputs(),
         *_variants(),
         *_joined(),
+        *_slips(),
+        *_recomputed(),
     )
 
 
@@ -304,7 +329,7 @@ RETURNED = ("weights", "averaged_weights", "log_sum_exp")
 
 def _variants() -> Iterator[Edit]:
     """Stages that do something else."""
-    for name, words, repair, change in (*variants(), *reordered(), *widened(), *backwards()):
+    for name, words, repair, change in (*variants(), *reordered(), *widened(), *backwards(), *distances()):
         stage = STAGE[name]
         own = Stage(words, change, stage.reads, stage.needs)
         yield Edit(words, repair, partial(_replaced, stage, (own,)), ((stage, ""),), VARIANT)
@@ -316,6 +341,42 @@ def _joined() -> Iterator[Edit]:
         change: Change = lambda all_, a=one, b=two, e=either: _replaced(b, (e,), _replaced(a, (), all_))  # type: ignore[misc]  # noqa: E731
         words, repair = f"{one.name} or {two.name} enough", "Show a query the keys that all masks show."
         yield Edit(words, repair, change, ((one, ""), (two, "")), VARIANT)
+
+
+def _slips() -> Iterator[Edit]:
+    """Several stages at once: backward passes, and angles."""
+    for words, repair, slip in (*held(), *angles()):
+        change = partial(_exchanged, dict(slip))
+        yield Edit(words, repair, change, tuple((stage, "") for stage in slip), VARIANT)
+    for words, repair, slip in bounded():
+        yield Edit(words, repair, partial(_exchanged, dict(slip)), ((STAGE["window"], ""),), VARIANT)
+
+
+def _exchanged(slip: dict[Stage, Stage], stages: Stages) -> Stages:
+    return tuple(slip.get(stage, stage) for stage in stages)
+
+
+def _recomputed() -> Iterator[Edit]:
+    """What is wrong in the scores of a backward pass alone, from which it makes the weights anew."""
+    mixing = STAGE["weighted sum"]
+    of_scores = [edit for edit in (*_left_out(), *_of_entries()) if _may_be_recomputed(edit)]
+    for edit in of_scores:
+        change = partial(_replaced, mixing, (recomputing(edit.change),))
+        words = f"{edit.words}, where the gradient makes the weights anew"
+        repair = f"{edit.repair.removesuffix('.')}, in the backward pass, too."
+        yield Edit(words, repair, change, edit.about, VARIANT)
+
+
+def _may_be_recomputed(edit: Edit) -> bool:
+    (stage, entry), *_ = edit.about
+    off_by_one = stage.name in ("causal triangle", "window") and edit.words.startswith(OFF_BY_ONE)
+    ignored = entry in ("window_left", "window_right") and edit.words.endswith(
+        ("ignored", "one too large", "one too small")
+    )
+    return stage in MAKING_SCORES and (edit.rank == LEFT_OUT or off_by_one or ignored)
+
+
+OFF_BY_ONE = ("the causal", "positions of queries one too", "positions of queries counted")
 
 
 def _replaced(stage: Stage, by: Stages, stages: Stages) -> Stages:

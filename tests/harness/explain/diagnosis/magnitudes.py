@@ -23,11 +23,23 @@ def parts(failing: Sequence[Observation]) -> Iterator[str]:
     """Such as "in the gradient of key": what is wrong where the output is right; and what is right before it."""
     wrong = list(dict.fromkeys(part for each in failing for part in each.parts if each.errors[part] > 1.0))
     if wrong and "output" not in wrong:
-        yield "in the " + " and the ".join(p.replace("gradients.", "gradient of ").replace("_", " ") for p in wrong)
+        yield f"in the {parts_in_words(wrong)}"
     elif all(_right_weights(each) for each in failing):
         yield "in what follows the weights"
     if all(each.got is not None and _not_finite(each) for each in failing):
         yield "by NaN or infinity"
+
+
+def parts_in_words(parts: Sequence[str]) -> str:
+    """Such as "gradient of key", "gradients of query and key", "log sum exp"."""
+    gradients = [part.removeprefix("gradients.") for part in parts if part.startswith("gradients.")]
+    gradients.sort(key=lambda name: INPUTS.index(name) if name in INPUTS else len(INPUTS))
+    names = " and ".join(filter(None, [", ".join(gradients[:-1]), *gradients[-1:]]))
+    of = [f"gradient{'s' if len(gradients) > 1 else ''} of {names}"] if gradients else []
+    return " and the ".join([*(p.replace("_", " ") for p in parts if not p.startswith("gradients.")), *of])
+
+
+INPUTS = ("query", "key", "value")
 
 
 def _right_weights(each: Observation) -> bool:

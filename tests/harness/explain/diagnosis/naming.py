@@ -174,9 +174,9 @@ class _Search:
     def most(self, when: tuple[Condition, ...]) -> Explanation | None:
         """One that explains most, or all but what an option separates."""
         found = self._simplest(self._all_sound(when))
-        if found is None:
-            return None
-        rest = self._separated(found)
+        if found is None or not any(each.wrong_numbers for each in found.explained):
+            return None  # NaN is the same whatever made it: it names nothing that leaves a case unexplained
+        rest = self._separated(found) or self._beside_gradients(found)
         most = len(found.explained) >= MOST * len(self.failing)
         return self._of((found.hypothesis,), found, when, rest) if most or rest else None
 
@@ -223,6 +223,14 @@ class _Search:
         shared = min(set.intersection(*fields), default="")
         values = {option for each in own for option in each if option.partition("=")[0] == shared}
         return " or ".join(sorted(values)) if shared else ""
+
+    def _beside_gradients(self, score: Score) -> str:
+        """Whether outputs are wrong in all cases that a mistake of a backward pass does not explain."""
+        known = {id(each) for each in score.explained}
+        rest = [each for each in self.failing if id(each) not in known]
+        edit = score.hypothesis.edit
+        wrong = edit is not None and edit.backward and all(each.errors["output"] > 1.0 for each in rest)
+        return "a wrong output" if rest and wrong and 2 * len(known) >= len(self.failing) else ""
 
     def _apart(self, sound: Sequence[Score], when: tuple[Condition, ...]) -> Explanation | None:
         """Two mistakes that show in different cases."""

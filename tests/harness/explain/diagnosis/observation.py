@@ -77,6 +77,11 @@ class Observation:
             return self
         return replace(self, problem=self.problem.forward_only(), parts=("output",))
 
+    def of_part(self, part: str) -> Observation:
+        """The same with nothing but the output and one other part."""
+        errors = {name: self.errors[name] for name in ("output", part)}
+        return replace(self, parts=("output", part), errors=errors, failing=errors[part] > 1.0)
+
     def without_empty_rows(self, conventions: Conventions) -> Observation:
         """The same where rows without any key are left out, with the output alone where there are some."""
         visible = np.asarray(allowed_keys(self.problem, conventions).any(-1))
@@ -230,13 +235,17 @@ def _largest(values: Floats, expected: Expected) -> float:
 def observed(
     implementation: Implementation, case: Case, dtype: str, parts: tuple[str, ...], device: str
 ) -> Observation:
-    """The answer to a case that the claims allow; the output is compared, and the parts that the case has."""
+    """The answer to a case that the claims allow.
+
+    The output is compared, and the parts that the case has; where one of them is a gradient, all that are answered.
+    """
     problem = build(case, dtype)
-    # A mask that another case lacks has no gradient there.
-    names = tuple(name for name in problem.needs if f"gradients.{name}" in parts)
-    problem = replace(problem, needs=names) if names else problem.forward_only()
+    of_gradients = any(part.startswith("gradients.") for part in parts)
+    problem = problem if of_gradients else problem.forward_only()
     expected = dict(solve(problem, implementation.claims.conventions).parts)
-    parts = tuple(part for part in dict.fromkeys(("output", *parts)) if part in expected)
+    more = [f"gradients.{name}" for name in problem.needs] if of_gradients else []
+    # A mask that another case lacks has no gradient there.
+    wanted = tuple(part for part in dict.fromkeys(("output", *parts)) if part in expected)
     got: Result | None = None
     raised = exception = ""
     try:
@@ -244,6 +253,7 @@ def observed(
     except (CandidateError, PathError) as error:
         place = f" ({error.place})" if isinstance(error, CandidateError) and error.place else ""
         raised, exception = str(error).translate(WITHOUT_DIGITS), f"{error}{place}"
+    parts = (*wanted, *(p for p in more if p not in wanted and got is not None and part_of(got, p) is not None))
     made = Observation(case, problem, parts, got, expected, {}, False, raised, exception)
     errors = {part: made.error(part) for part in parts}
     return replace(made, errors=errors, failing=max(errors.values()) > 1.0)

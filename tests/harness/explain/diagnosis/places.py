@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.reference.expected import Expected
-from attention_conformance.spec.cases import Case
+from attention_conformance.spec.cases import Case, Scores
 from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, Prober
-from attention_conformance.tests.harness.judge.comparison import error_ratios
+from attention_conformance.tests.harness.judge.comparison import error_ratios, part_of
 
 AXES = {4: ("sample", "head", "query", "component"), 3: ("sample", "query", "component")}
-PLURAL = {"sample": "samples", "head": "heads", "query": "queries", "component": "components"}
+PLURAL = {"key": "keys", "sample": "samples", "head": "heads", "query": "queries", "component": "components"}
 MORE = {"batch": 3, "num_heads": 5}
 LONGER = 100
 SEEDS = (41, 42)
+FAR_APART = 60.0
 
 
 def other_sizes(base: Case) -> Iterator[Case]:
@@ -28,6 +30,11 @@ def other_sizes(base: Case) -> Iterator[Case]:
     yield base.sized(query_length=s.query_length + 3, key_length=s.key_length + 3)
     yield base.sized(query_length=9, key_length=9)
     yield base.sized(batch=1)
+
+
+def wider_scores(base: Case) -> Iterator[Case]:
+    """The case with scores that lie far apart: there a number in place of hidden ones is told from another."""
+    yield replace(base, scores=Scores.NORMAL, score_std=FAR_APART, scale=None)
 
 
 def wider(failing: Sequence[Observation], prober: Prober) -> list[Observation]:
@@ -91,12 +98,40 @@ def _of_axis(masks: Sequence[NDArray[np.bool_]], axis: int, name: str) -> Place 
     return None
 
 
-def _wrong(each: Observation) -> NDArray[np.bool_] | None:
-    expected = each.expected["output"]
-    if each.got is None or each.got.output.shape != expected.value.shape:
+def in_gradients(failing: Sequence[Observation]) -> Iterator[str]:
+    """Such as "in keys from 64 on (counted from 0), which get 0", where the output is right and gradients are wrong."""
+    parts = [p for p in (f"gradients.{name}" for name in TOKENS) if all(p in each.parts for each in failing)]
+    wrong = {part: [each for each in failing if each.errors[part] > 1.0] for part in parts}
+    if any(each.errors["output"] > 1.0 for each in failing):
+        return
+    for part, seen in wrong.items():
+        masks = [mask for mask in (_wrong(each, part) for each in seen) if mask is not None and mask.any()]
+        token = TOKENS[part.removeprefix("gradients.")]
+        of = f" of the gradient of {part.removeprefix('gradients.')}" if sum(map(bool, wrong.values())) > 1 else ""
+        if len(masks) > 1 and len({mask.ndim for mask in masks}) == 1 and masks[0].ndim in AXES:
+            nothing = ", which get 0" if all(map(partial(_is_zero, part), seen, masks)) else ""
+            for axis, name in enumerate(AXES[masks[0].ndim]):
+                extended = [mask for mask in masks if mask.shape[axis] > 1]
+                place = _of_axis(extended, axis, token if name == "query" else name) if len(extended) > 1 else None
+                if place is not None:
+                    yield f"{place.words}{of}{nothing}"
+
+
+TOKENS = {"query": "query", "key": "key", "value": "key"}
+"""What a token is called in the gradients of inputs."""
+
+
+def _is_zero(part: str, each: Observation, wrong: NDArray[np.bool_]) -> bool:
+    got = None if each.got is None else part_of(each.got, part)
+    return got is not None and not got[wrong].any()
+
+
+def _wrong(each: Observation, part: str = "output") -> NDArray[np.bool_] | None:
+    expected, got = each.expected[part], None if each.got is None else part_of(each.got, part)
+    if got is None or got.shape != expected.value.shape:
         return None
-    right = Expected(each.judged("output", expected.value), expected.bound)
-    return np.asarray(~(error_ratios(each.judged("output", each.got.output), right) <= 1.0))
+    right = Expected(each.judged(part, expected.value), expected.bound)
+    return np.asarray(~(error_ratios(each.judged(part, got), right) <= 1.0))
 
 
 def shared_exception(failing: Sequence[Observation]) -> str:

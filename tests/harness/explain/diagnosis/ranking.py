@@ -24,6 +24,10 @@ FIRST = 3
 """Failing cases with which every hypothesis is tried."""
 KEPT = 16
 """Hypotheses that are tried with all cases."""
+TIED = 64
+"""So many at most, if those after the last one that is kept do as well as it does."""
+MOST_PARTS = 4
+"""Gradients, at most, that are explained one by one."""
 CASES = 2
 """A hypothesis that explains fewer cases is no explanation."""
 
@@ -91,8 +95,10 @@ def _best(
     best = [score for score in first if score.explained]
     if len(best) > KEPT:  # with these numbers many mistakes answer the same
         best = [scored(s.hypothesis, _spread(failing), _spread(passing), claimed) for s in best]
-    best = sorted(best, key=lambda score: score.rank)[:KEPT]
-    return [scored(score.hypothesis, failing, passing, claimed) for score in best]
+    best = sorted(best, key=lambda score: score.rank)
+    last = best[KEPT - 1].rank[:-1] if len(best) > KEPT else ()
+    kept = [score for n, score in enumerate(best[:TIED]) if n < KEPT or score.rank[:-1] == last]
+    return [scored(score.hypothesis, failing, passing, claimed) for score in kept]
 
 
 def _spread(observed: Sequence[Observation]) -> Sequence[Observation]:
@@ -121,8 +127,9 @@ def _of_edits(
 
     wrong = sorted({part for each in failing for part in each.parts if each.errors[part] > 1.0})
     groups = [edited(claimed)] if "output" in wrong else [*_of_parts(edited(claimed), wrong, claimed)]
+    found: list[Score] = []
     for number, hypotheses in enumerate(groups):
-        for each in few[: 1 if number else 2]:
+        for each in [] if found else few[: 1 if number else 2]:
             fitted: list[Hypothesis] = []
             if each.wrong_numbers and "output" in wrong:
                 fitted = [*measured(each, claimed)]
@@ -131,8 +138,30 @@ def _of_edits(
             tried = [h for h in hypotheses if h.edit is not None and may_be(h.edit, each)]
             first = [scored(h, [each.by_output], (), claimed) for h in [*fitted, *tried]]
             if any(score.explained for score in first):
-                return _best(first, failing, passing, claimed)
-    return []
+                found = _best(first, failing, passing, claimed)
+                break
+    several = 1 < len(wrong) <= MOST_PARTS and all(part.startswith("gradients.") for part in wrong)
+    if several and not any(_explains(score, failing) for score in found):
+        found = [*found, *_part_by_part(wrong, failing, passing, claimed)]
+    return found
+
+
+def _part_by_part(
+    wrong: Sequence[str], failing: Sequence[Observation], passing: Sequence[Observation], claimed: Conventions
+) -> list[Score]:
+    """For each wrong gradient the backward pass that explains it best, all together as one hypothesis."""
+    from attention_conformance.tests.harness.explain.diagnosis.edits import alone, edited, in_parts
+
+    backward = [h.edit for h in edited(claimed) if h.edit is not None and h.edit.backward]
+    chosen = {}
+    for part in wrong:
+        own = [each.of_part(part) for each in failing if each.errors.get(part, 0.0) > 1.0 and each.wrong_numbers]
+        hypotheses = [alone(edit, (part,), claimed) for edit in backward]
+        best = _best([scored(h, own[:1], (), claimed) for h in hypotheses], own, (), claimed)
+        if not best:
+            return []
+        chosen[part] = min(best, key=lambda score: score.rank).hypothesis
+    return [scored(in_parts(chosen), failing, passing, claimed)]
 
 
 def may_be(edit: Edit, each: Observation) -> bool:
@@ -144,6 +173,7 @@ def _of_parts(edits: Sequence[Hypothesis], wrong: Sequence[str], claimed: Conven
     """Edits of nothing but these parts, by how likely they are: of gradients, those of a backward pass first."""
     from attention_conformance.tests.harness.explain.diagnosis.edits import alone
 
-    kinds = [[h.edit for h in edits if h.edit is not None and h.edit.backward is kind] for kind in (True, False)]
+    own = [h.edit for h in edits if h.edit is not None and not h.edit.by_overflow]  # that spoils the output, too
+    kinds = [[edit for edit in own if edit.backward is kind] for kind in (True, False)]
     for group in kinds if all(part.startswith("gradients.") for part in wrong) else kinds[1:]:
         yield [alone(edit, tuple(wrong), claimed) for edit in group]

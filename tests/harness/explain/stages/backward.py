@@ -34,6 +34,9 @@ def backwards() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
     for words, surrogate in SOFTMAXES.items():
         repair = "The gradient of scores is P * (dP - D), D the sum of P * dP over the keys."
         yield "softmax", f"gradient of the softmax {words}", repair, partial(_softmax, surrogate)
+    for words, slope in SLOPES.items():
+        repair = "Multiply the gradient of the scores by 1 - t^2, where t is the tanh."
+        yield "softcap", f"gradient of the softcap {words}", repair, partial(_capped, slope)
     for entry, (words, of) in product(("key", "value"), GROUPS.items()):
         name, repair = f"repetition of the {entry} heads", "Add up the gradients of all heads of a group."
         yield name, f"gradient of the {entry} {words}", repair, partial(_repeated, entry, of)
@@ -74,6 +77,24 @@ SOFTMAXES: dict[str, Surrogate] = {
     "not multiplied by the weights": lambda p, x: x - p * x.sum(-1, keepdim=True),
 }
 """Of weights that are constants, and scores: what has the gradient that is taken for that of the softmax."""
+
+
+def _capped(slope: Callable[[Tensor, float], Tensor], state: State) -> State:
+    scores, cap = state["scores"], state["softcap"]
+    held = slope(torch.tanh(scores.detach() / cap), cap)
+    return {"scores": straight(STAGE["softcap"].change(state)["scores"], scores * held)}
+
+
+SLOPES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "by 1 - t in place of 1 - t^2, t the tanh": lambda t, cap: 1.0 - t,
+    "by t^2 in place of 1 - t^2, t the tanh": lambda t, cap: t * t,
+    "by 1 + t^2 in place of 1 - t^2, t the tanh": lambda t, cap: 1.0 + t * t,
+    "of the capped scores that are not divided by it": lambda t, cap: 1.0 - (cap * t) ** 2,
+    "of the tanh of the tanh": lambda t, cap: 1.0 - torch.tanh(t) ** 2,
+    "multiplied by it once more": lambda t, cap: cap * (1.0 - t * t),
+    "divided by it once more": lambda t, cap: (1.0 - t * t) / cap,
+}
+"""Of the tanh and the cap: what is taken for the derivative of capped scores."""
 
 
 def _repeated(entry: str, of: Callable[[Tensor, Tensor, bool], Tensor], state: State) -> State:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attention_conformance.tests.harness.explain.stages.documents import by_the_longest
+from attention_conformance.tests.harness.explain.stages.head_numbers import of_other_heads
 from attention_conformance.tests.harness.explain.stages.staged import State
 
 Change: TypeAlias = Callable[[State], Any]
@@ -60,6 +61,11 @@ NAMES |= {f"w_{role}": f"weight matrix of {role}" for role in "qkvo"} | {
     f"b_{role}": f"bias of {role}" for role in "qkvo"
 }
 REPAIRS = {"hidden": "Put minus infinity in place of hidden scores."}
+BY_WORD = {
+    "gradient": "Look at how the backward pass makes the gradient of the {}.",
+    "counted": "Split the heads of the {} into num_kv_heads times the heads of a group, in this order.",
+}
+"""How a change is repaired, by a word of what is wrong."""
 NEXT = ("the causal triangle shows each query the next key, too", "Hide from the first later key on: triu(1).")
 OWN = ("the causal triangle hides each query's own key", "Hide from the first later key on: triu(1).")
 WORDED = {
@@ -111,7 +117,9 @@ def of_entry(stage: str, entry: str) -> Iterator[Named]:
     repair = REPAIRS.get(entry, f"Take the {noun} as {are}.")
     where = f" before the {stage}" if entry in CHANGING else f" in the {stage}" if entry in (*PLACES, "hidden") else ""
     for words, change in _changes(entry):
-        yield *WORDED.get((stage, f"{noun} {words}"), (f"{noun} {words}{where}", repair)), change
+        own = next((text.format(noun) for word, text in BY_WORD.items() if word in words), repair)
+        plural = words.replace("with its gradient", "with their gradient") if are == "they are" else words
+        yield *WORDED.get((stage, f"{noun} {words}"), (f"{noun} {plural}{where}", own)), change
 
 
 def _changes(entry: str) -> Iterator[tuple[str, Change]]:
@@ -284,9 +292,10 @@ def _of_others(entry: str) -> Iterator[tuple[str, Change]]:
     if entry in ("attn_mask", "alibi_slopes", "relative_bias", "sinks"):
         yield "multiplied by the scale", lambda s: _number(s[entry]) * s["scale"]
         yield "divided by the scale", lambda s: _number(s[entry]) / s["scale"]
-    if entry in ("query", "key", "value", "scores"):
+    if entry in ("query", "key", "value", "scores", "attn_mask"):
         yield "with its gradient divided by the scale", lambda s: _with_gradient(s[entry], lambda g: g / s["scale"])
         yield "with its gradient multiplied by the scale", lambda s: _with_gradient(s[entry], lambda g: g * s["scale"])
+    yield from of_other_heads(entry)
     if entry in ("heads", "output"):
         for other in ("query", "value"):
             yield f"with the {other} added", partial(_added, entry, other)
@@ -343,51 +352,4 @@ EXTENTS: dict[str, Callable[[State], float]] = {
     "divides by the root of the number of queries": lambda s: s["query"].shape[-2] ** -0.5,
     "divides by the root of the number of heads": lambda s: s["num_heads"] ** -0.5,
     "is the fourth root of 1/d_k": lambda s: s["key"].shape[-1] ** -0.25,
-}
-
-
-def together() -> Iterator[tuple[str, tuple[str, ...], str, Callable[[Any], Any]]]:
-    """The stage before which several entries are changed in the same way, what is wrong, and the change of each."""
-    for words in ("normalised to length 1", "rounded to bfloat16", "rounded to float16", "rounded to float32"):
-        yield "product", ("query", "key"), f"query and key {words}", ELEMENTS[words]
-    for back, axis in enumerate(reversed(ROWS[:3]), 2):
-        for words, along in ALONG.items():
-            if "gradient" not in words:
-                change: OfTensor = partial(along, axis=-back)
-                yield "repetition of the key heads", ("key", "value"), f"key and value {words.format(axis)}", change
-    for words in ("ignored where they are 0", "one too large", "one too small", "doubled", "halved"):
-        of = NUMBERS[words.replace("they are", "it is")]
-        yield "window", ("window_left", "window_right"), f"both limits of the window {words}", of
-    for words, change in HEADS.items():
-        yield "rotation of the query", ("query", "key", "value"), f"heads {words}", change
-        yield "merge of the heads", ("heads",), f"heads {words} when merged", change
-    for entries, noun in PLACED.items():
-        for words, of in POSITIONS.items():
-            yield "rotation of the query", entries, f"{noun} {words}", of
-
-
-def _interleaved(x: Tensor) -> Tensor:
-    """Heads that take columns in turn, (B, H, L, d)."""
-    batch, num_heads, length, width = x.shape
-    return x.transpose(1, 2).reshape(batch, length, width, num_heads).permute(0, 3, 1, 2)
-
-
-def _dealt(x: Tensor) -> Tensor:
-    """The inverse of `_interleaved`."""
-    batch, num_heads, length, width = x.shape
-    return x.permute(0, 2, 3, 1).reshape(batch, length, num_heads, width).transpose(1, 2)
-
-
-HEADS: dict[str, OfTensor] = {
-    "not moved before the tokens": lambda x: x.transpose(1, 2).reshape(x.shape),
-    "and tokens read in another order": lambda x: x.reshape(x.transpose(1, 2).shape).transpose(1, 2),
-    "taken from columns in turn": _interleaved,
-    "put into columns in turn": _dealt,
-    "in reverse order": lambda x: x.flip(1),
-    "exchanged with samples": lambda x: x.transpose(0, 1).reshape(x.shape),
-}
-PLACED = {
-    ("query_places", "key_places"): "positions of queries and keys",
-    ("query_documents", "key_documents"): "documents of queries and keys",
-    (*("query_documents", "key_documents"), *("query_places", "key_places")): "positions and documents",
 }

@@ -87,6 +87,7 @@ def opened(problem: Problem, conventions: Conventions) -> State:
     state |= {"softcap": extension.softcap, "rotary_base": extension.rotary_base, "rotary_dim": extension.rotary_dim}
     state |= {"max_distance": extension.max_distance, "bidirectional": extension.bidirectional}
     state |= {"given_scale": problem.scale, "rotary_tables": extension.rotary_tables}
+    state["inputs"] = str(problem.dtype)
     state["working"] = torch.float64 if problem.dtype == "float64" else torch.float32
     if extension.qk_norm is not QkNorm.NONE:
         late = conventions.norm_order is NormOrder.LAST
@@ -114,7 +115,9 @@ def _projected(role: str, entry: str, heads: str) -> Iterator[Stage]:
     yield Stage(f"split of the {entry} into heads", split, (entry,), f"w_{role}")
 
 
-def _normed(entry: str, epsilon: str = "norm_epsilon") -> Stage:
+def normed(entry: str, epsilon: str = "norm_epsilon", of_size: Callable[[Tensor], Tensor] = Tensor.clone) -> Stage:
+    """Rows divided by their size, of which another gradient may be taken."""
+
     def divide(state: State) -> State:
         rows, gain, conventions = state[entry], state.get(f"{entry}_norm"), state["conventions"]
         together = conventions.norm_span is NormSpan.WIDTH
@@ -124,7 +127,7 @@ def _normed(entry: str, epsilon: str = "norm_epsilon") -> Stage:
             size = rows.square().sum(over, keepdim=True).clamp(min=state[epsilon] ** 2).sqrt()
         else:
             size = (rows.square().mean(over, keepdim=True) + state[epsilon]).sqrt()
-        unit = rows / size
+        unit = rows / of_size(size)
         if gain is None:
             return {entry: unit}
         gain = gain + 1.0 if conventions.norm_gain is NormGain.PLUS_ONE else gain
@@ -133,14 +136,20 @@ def _normed(entry: str, epsilon: str = "norm_epsilon") -> Stage:
     return Stage(f"norm of the {entry}", divide, (entry, f"{entry}_norm", epsilon), epsilon)
 
 
-def _rotated(entry: str) -> Stage:
+def _angles(places: Tensor, frequencies: Tensor) -> Tensor:
+    return places * frequencies
+
+
+def rotated(entry: str, angles: Callable[[Tensor, Tensor], Tensor] = _angles) -> Stage:
+    """Pairs turned by angles, made of positions and frequencies; others than their products may be taken."""
+
     def rotate(state: State) -> State:
         rows, base = state[entry], state["rotary_base"]
         width = rows.shape[-1] // 2 * 2 if state["rotary_dim"] is None else state["rotary_dim"]
         ids = state.get(f"{entry}_ids")
         places = state[f"{entry}_places"] if ids is None else ids
-        angles = places[:, None, :, None] * base ** (-torch.arange(0, width, 2).double() / width)
-        return {entry: pairs_turned(rows, angles.cos(), angles.sin(), state["conventions"].rotary_pairing)}
+        made = angles(places[:, None, :, None], base ** (-torch.arange(0, width, 2).double() / width))
+        return {entry: pairs_turned(rows, made.cos(), made.sin(), state["conventions"].rotary_pairing)}
 
     return Stage(f"rotation of the {entry}", rotate, (entry, f"{entry}_places", "rotary_base"), "rotary_base")
 
@@ -272,14 +281,14 @@ STAGES: tuple[Stage, ...] = (
     Stage("scales of the keys", multiplied("key"), ("key_scale",), "key_scale"),
     Stage("scales of the values", multiplied("value"), ("value_scale",), "value_scale"),
     Stage("expansion of the latents", expanded, ("w_uk", "w_uv"), "w_uk"),
-    _normed("query"),
-    _normed("key"),
-    _rotated("query"),
-    _rotated("key"),
+    normed("query"),
+    normed("key"),
+    rotated("query"),
+    rotated("key"),
     _turned("query"),
     _turned("key"),
-    _normed("query", "late_epsilon"),
-    _normed("key", "late_epsilon"),
+    normed("query", "late_epsilon"),
+    normed("key", "late_epsilon"),
     Stage("learned key and value", _learned, ("key", "value", "bias_k", "bias_v"), "bias_k"),
     Stage("key and value of zeros", _zero_key, ("key", "value"), "zero_key"),
     _repeated("key"),

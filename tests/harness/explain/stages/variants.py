@@ -9,6 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from attention_conformance.spec.problem import HALF
 from attention_conformance.tests.harness.explain.stages.accumulated import RESCALED, TILES, accumulated, exponentials
 from attention_conformance.tests.harness.explain.stages.changes import OfTensor
 from attention_conformance.tests.harness.explain.stages.emptied import answered_rows
@@ -30,6 +31,9 @@ def variants() -> Iterator[tuple[str, str, str, Callable[[State], State]]]:
     largest = "Subtract the largest score of each row."
     for words, by in SHIFTS.items():
         yield "softmax", f"scores shifted by {words}", largest, partial(_softmax_shifted, by=by)
+        for narrow in HALF:
+            own = partial(_shifted_in, narrow=narrow, by=by)
+            yield "softmax", f"scores shifted by {words}, in {narrow}", largest, own
     on_queries = "Hide the keys that are padding, not the queries."
     yield "padding mask", "padding mask applied to the queries", on_queries, _padded_queries
     yield "padding mask", "padding mask applied to the queries by a finite number", on_queries, _dimmed_queries
@@ -100,7 +104,20 @@ def _of_booleans(of: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Te
     return lambda scores, mask: of(scores, mask) if mask.dtype is torch.bool else None
 
 
+FILLINGS = (-100.0, -1e4, -1e9, -1e30)
+
+
+def _put(by: float, scores: Tensor, mask: Tensor) -> Tensor:
+    return scores.masked_fill(~mask, by)
+
+
+def _lowered(by: float, scores: Tensor, mask: Tensor) -> Tensor:
+    return scores + by * (~mask).double()
+
+
 MASKED: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
+    **{f"boolean mask puts {by:g} in place of scores": _of_booleans(partial(_put, by)) for by in FILLINGS},
+    **{f"boolean mask adds {by:g} to scores": _of_booleans(partial(_lowered, by)) for by in FILLINGS},
     "boolean mask added as ones and zeros": _of_booleans(lambda scores, mask: scores + mask.double()),
     "boolean mask added as minus one where it is False": _of_booleans(lambda scores, mask: scores - (~mask).double()),
     "mask of numbers read as a boolean one that hides what is not 0": _of_numbers(
@@ -137,6 +154,17 @@ def _divided(state: State, axis: int) -> State:
     return {"scores": powers / powers.sum(axis, keepdim=True), "log_sum_exp": torch.logsumexp(scores, -1), "soft": True}
 
 
+def _shifted_in(state: State, narrow: str, by: OfTensor) -> State:
+    """In a half type of the inputs itself.
+
+    Raises:
+        ValueError: the inputs have another type.
+    """
+    if state["inputs"] != narrow:
+        raise ValueError("another type overflows elsewhere")
+    return _softmax_shifted(state | {"working": getattr(torch, narrow)}, by)
+
+
 def _softmax_shifted(state: State, by: OfTensor) -> State:
     """In the dtype of the inputs, or in float32 where that is narrower: it is what overflows."""
 
@@ -150,7 +178,17 @@ def _softmax_shifted(state: State, by: OfTensor) -> State:
 
 def by_overflow() -> frozenset[str]:
     """Variants that are wrong where numbers overflow or vanish alone: NaN shows them."""
-    return frozenset(f"scores shifted by {words}" for words in SHIFTS)
+    return frozenset(
+        f"scores shifted by {words}{of}" for words in SHIFTS for of in ("", *(f", in {narrow}" for narrow in HALF))
+    )
+
+
+def _of_the_first(x: Tensor, tile: int) -> Tensor:
+    return x[..., :tile].amax(-1, keepdim=True)
+
+
+def _of_the_last(x: Tensor, tile: int) -> Tensor:
+    return x[..., (x.shape[-1] - 1) // tile * tile :].amax(-1, keepdim=True)
 
 
 SHIFTS: dict[str, OfTensor] = {
@@ -159,6 +197,9 @@ SHIFTS: dict[str, OfTensor] = {
     "the largest of all": lambda x: x.amax(),
     "the largest of a head": lambda x: x.amax((-2, -1), keepdim=True),
     "the first score": lambda x: x[..., :1],
+    "their largest, or 0 where all are below": lambda x: x.amax(-1, keepdim=True).clamp(min=0.0),
+    **{f"the largest of the first {tile} keys": partial(_of_the_first, tile=tile) for tile in TILES},
+    **{f"the largest of the last tile of {tile} keys": partial(_of_the_last, tile=tile) for tile in TILES},
     "their least": lambda x: x.masked_fill(x == -INFINITY, INFINITY).amin(-1, keepdim=True),
 }
 

@@ -127,8 +127,12 @@ def _after_failures(
 def _of_all(failing: Sequence[Verdict]) -> list[Feature]:
     """The rarest feature that every failing clause of one implementation needs, if there is one beyond the core."""
     own = [load()[v.clause].features for v in failing if v.implementation == failing[0].implementation]
-    shared = frozenset.intersection(*own) - {Feature.CORE} if own else frozenset()
+    shared = frozenset.intersection(*own) - NO_OFFERS if own else frozenset()
     return sorted(shared, key=lambda feature: (_clauses_of(feature), feature))[:1]
+
+
+NO_OFFERS = frozenset({Feature.CORE, Feature.AS_BUILT, Feature.ALTERNATIVES})
+"""What every implementation is meant to do right: as it is built, and in each way in which it can be called."""
 
 
 def _clauses_of(feature: Feature) -> int:
