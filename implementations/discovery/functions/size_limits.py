@@ -163,6 +163,11 @@ def _is_kernel(check: ClaimCheck) -> bool:
     return is_accelerated(check) or imported("triton") is not None
 
 
+def with_equal_lengths(check: ClaimCheck) -> ClaimCheck:
+    """The check with as many queries as keys."""
+    return _with(check, replace(_limits(check), fewer=False, more=False))
+
+
 def _limits(check: ClaimCheck) -> SizeLimits:
     given = check.claims.fit
     return given if isinstance(given, SizeLimits) else SizeLimits(given)

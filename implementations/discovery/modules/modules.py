@@ -50,7 +50,11 @@ from attention_conformance.implementations.discovery.mask_notes import mask_find
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
 from attention_conformance.implementations.discovery.modules.constructors import LOOKS, Constructor, built, with_groups
 from attention_conformance.implementations.discovery.modules.dropping import RATE, with_dropout
-from attention_conformance.implementations.discovery.modules.flag_masks import without_flags, without_swallowed
+from attention_conformance.implementations.discovery.modules.flag_masks import (
+    without_flags,
+    without_swallowed,
+    without_unstated,
+)
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.head_sizes import with_head_sizes
 from attention_conformance.implementations.discovery.modules.layout import (
@@ -63,11 +67,7 @@ from attention_conformance.implementations.discovery.modules.layout import (
 from attention_conformance.implementations.discovery.modules.left_out import left_out
 from attention_conformance.implementations.discovery.modules.left_padding import without_rows_emptied_twice
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
-from attention_conformance.implementations.discovery.modules.module_forms import (
-    found_form,
-    norms_inside,
-    refuse_small_heads,
-)
+from attention_conformance.implementations.discovery.modules.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.modules.module_masks import (
     SHAPES,
     as_seen,
@@ -77,9 +77,14 @@ from attention_conformance.implementations.discovery.modules.module_masks import
 from attention_conformance.implementations.discovery.modules.module_runs import built_for, module_run
 from attention_conformance.implementations.discovery.modules.narrow_windows import with_narrow_window
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.modules.other_forms import refuse_other_forms
 from attention_conformance.implementations.discovery.modules.own_backward import own_backward
 from attention_conformance.implementations.discovery.modules.own_cache import InPieces, calls_in_pieces, unused_caches
-from attention_conformance.implementations.discovery.modules.promises import has_published_interface, is_unscaled
+from attention_conformance.implementations.discovery.modules.promises import (
+    has_published_interface,
+    is_unscaled,
+    takes_float_padding,
+)
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.modules.whole_modules import as_built, without_effect
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
@@ -178,15 +183,11 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     if variant is not None and is_unscaled(kind, variant):
         conventions = replace(conventions, default_scale=DefaultScale.ONE)
     length = make.tokens if make.window in SQUARES else 0
-    check = ClaimCheck(
-        call,
-        partial(module_run, make),
-        Claims(
-            Scope.MODULE, features, conventions, fit=usual_fit(call, make.kv_heads), premises=Premises(length=length)
-        ),
-        device,
-    ).in_first_dtype()
-    if make.look != LOOKS[0] and not has_published_interface(kind):
+    fits, premises = usual_fit(call, make.kv_heads), Premises(length=length)
+    claims = Claims(Scope.MODULE, features, conventions, fit=fits, premises=premises)
+    check = ClaimCheck(call, partial(module_run, make), claims, device).in_first_dtype()
+    published = has_published_interface(kind)
+    if make.look != LOOKS[0] and not published:
         check, _ = with_head_sizes(make, call, check)
     if conventions.default_scale is DefaultScale.ONE:
         check = check.stating("its scores are not scaled")
@@ -194,26 +195,27 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check = replace(check, adapt=partial(module_run, make))
     first, second = check.run(PLAIN), check.run(PLAIN)
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
-    if variant is None and not has_published_interface(kind):
-        refuse_small_heads(make, call)
     evaluating = not second.error and not equal_outputs(first, second)
     check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
-    call, check, masks = with_mask_form(call, check, observed, has_published_interface(kind))
+    if not published:
+        refuse_other_forms(make, call, check, variant)
+    call, check, masks = with_mask_form(call, check, observed, published)
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
-    even = call.rotates or (needs_even(make, call) and not has_published_interface(kind))
+    even = call.rotates or (needs_even(make, call) and not published)
     limits = limits_of(make, call)
     if call.form in SHAPES or even or limits:
         fit = partial(fit_of_call, call, even, limits, make.kv_heads)
         check = replace(check, claims=replace(check.claims, fit=fit))
-    check, sizes = (check, []) if has_published_interface(kind) else with_head_sizes(make, call, check)
+    check, sizes = (check, []) if published else with_head_sizes(make, call, check)
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
     check, flags = without_flags(call, check) if observed else (check, [])
     check, seen = as_seen(call, check) if observed else (check, [])
-    check, swallowed = without_swallowed(call, check, has_published_interface(kind))
-    seen = [*limits.notes, *sizes, *masks, *flags, *seen, *swallowed]
+    check, stated = without_unstated(kind, call, check)
+    check, swallowed = without_swallowed(call, check, published)
+    seen = [*limits.notes, *sizes, *masks, *flags, *seen, *stated, *swallowed]
     plain = check.run(PLAIN)
     extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))
     always = replace(NO_PREMISES if variant is None else variant.premises, causal=False, length=length)
@@ -385,7 +387,7 @@ def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     if {"need_weights", "average_attn_weights"} <= set(spelled):
         always = {spelled["need_weights"]: True, spelled["average_attn_weights"]: True}
         yield "with averaged weights", plan.run(replace(call, always=always), extras={1: "averaged_weights"})
-    if published and {"key_padding_mask", "float_mask"} <= set(call.options.named.spelled):
+    if published and isinstance(kind, type) and takes_float_padding(kind, call.options.named.spelled):
         added = replace(call, padding_added=True)
         if not replace(plan.check, function=added).run(replace(BIASED, mask_shape=MaskShape.KEYS)).error:
             yield "with numbers in its key_padding_mask", plan.run(added)

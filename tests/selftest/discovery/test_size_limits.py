@@ -144,7 +144,7 @@ def test_arrays_of_another_dtype_are_a_limit() -> None:
 
 
 def compiled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    if query.shape[-1] % 8 or query.shape != key.shape:
+    if query.shape[-1] % 8:
         query.view(-1, 7919)  # a library, and no statement of the function, raises
     return scaled_dot_product_attention(query, key, value)
 
@@ -157,5 +157,5 @@ def test_what_a_kernel_is_not_compiled_for_is_its_limit(monkeypatch: pytest.Monk
     made = function_candidate("compiled", compiled, {}, "cpu")
     fitted = fit(ODD, made.claims)
     assert isinstance(fitted, Case)
-    assert (fitted.sizes.d_k, fitted.sizes.query_length, fitted.sizes.key_length) == (8, 5, 5)
+    assert fitted.sizes.d_k == 8
     assert any("head widths other than 8, 16" in note for note in made.unclaimed)
