@@ -183,12 +183,11 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     if variant is not None and is_unscaled(kind, variant):
         conventions = replace(conventions, default_scale=DefaultScale.ONE)
     length = make.tokens if make.window in SQUARES else 0
+    usual = usual_fit(call, make.kv_heads)
     check = ClaimCheck(
         call,
         partial(module_run, make),
-        Claims(
-            Scope.MODULE, features, conventions, fit=usual_fit(call, make.kv_heads), premises=Premises(length=length)
-        ),
+        Claims(Scope.MODULE, features, conventions, fit=usual, premises=Premises(length=length)),
         device,
     ).in_first_dtype()
     published = has_published_interface(kind)
@@ -202,8 +201,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
     evaluating = not second.error and not equal_outputs(first, second)
     check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
-    if not published:
-        refuse_other_forms(make, call, check, variant)
+    refuse_other_forms(make, call, check, variant)
     call, check, masks = with_mask_form(call, check, observed, published)
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
