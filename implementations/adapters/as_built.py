@@ -57,6 +57,7 @@ class HeadAxes:
                 parameter = module.get_parameter(path)
                 for axis in axes:
                     parameter.copy_(parameter.index_select(axis, torch.from_numpy(order.copy())))
+        in_new_mode(module)
         return None if "w_o" in named else order
 
 
@@ -211,4 +212,10 @@ def drawn(module: nn.Module) -> nn.Module:
             start = parameter.flatten()[:1]
             constant = bool(start.isfinite().all()) and bool((parameter == start).all())
             parameter.copy_(parameter + noise if constant else noise)
-    return module
+    return in_new_mode(module)
+
+
+def in_new_mode(module: nn.Module) -> nn.Module:
+    """The module, put into its mode anew: some keep there what they compute from their parameters."""
+    training = module.training
+    return in_mode(in_mode(module, not training), training)

@@ -15,7 +15,11 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always_scores import with_scores
 from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
-from attention_conformance.implementations.discovery.functions.size_limits import without_unequal_lengths
+from attention_conformance.implementations.discovery.functions.size_limits import (
+    UNEQUAL,
+    with_equal_lengths,
+    without_unequal_lengths,
+)
 from attention_conformance.implementations.discovery.probe import HALF, Floats
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case, Sharing
@@ -35,6 +39,8 @@ WIDE, MIDDLE = PLAIN.sized(query_length=160, key_length=160), (40, 44, 51)
 """A case that windows of up to 108 keys before and 39 after the query show in, and the keys that are changed."""
 KEYS = (2, 5, 6)
 """Keys of the plain case that are changed."""
+UNEQUAL_LENGTHS = "unequal-lengths"
+"""What is not judged where fewer and more queries than keys raise."""
 LONGER = PLAIN.sized(query_length=9, key_length=9 + FARTHER)
 """More keys than queries: it shows which corner a causal mask starts from."""
 
@@ -64,6 +70,19 @@ def with_premises(check: ClaimCheck, given: Premises) -> tuple[ClaimCheck, list[
         return check, notes
     check, unequal = without_unequal_lengths(check)  # nothing states at which positions its keys would be
     return check, [*notes, *unequal]
+
+
+def without_broken_lengths(check: ClaimCheck) -> tuple[ClaimCheck, dict[str, str]]:
+    """The check with as many queries as keys where it raises both with fewer and with more; and what is not judged.
+
+    Published code of self-attention often reads one length for all.
+    """
+    if Feature.CROSS not in check.claims:
+        return check, {}
+    errors = [check.run(case).error for case in UNEQUAL]
+    if not all(errors):
+        return check, {}
+    return with_equal_lengths(check), {UNEQUAL_LENGTHS: f"not judged: it raises {errors[0]}"}
 
 
 def causal(check: ClaimCheck) -> ClaimCheck:

@@ -9,8 +9,10 @@ from itertools import product
 
 import numpy as np
 
+from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.always_norms import BareNorm, kinds, with_epsilon
-from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
+from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.probe import (
     HALF,
     HEADS,
@@ -62,7 +64,7 @@ def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Prem
     if not _usable(observed):
         return check, premises
     capped = premises.softcap or Feature.SOFTCAP in check.claims
-    scores = _Scores.of(observed, _problem(width, observed.weights.shape[1], check.dtype, _setup(premises)), premises)
+    scores = _Scores.of(observed, _problem(check, width, observed.weights.shape[1], _setup(check, premises)), premises)
     if Feature.ALIBI not in check.claims and (slopes := scores.slopes()):
         if not is_usual(slopes) and not begins_interleaved(slopes):
             raise TargetError(ALIBI_INSIDE.format(", ".join(f"{slope:.3g}" for slope in slopes)))
@@ -121,11 +123,11 @@ def _with_norms(check: ClaimCheck, premises: Premises, scores: _Scores, width: i
 
 def _seen_at(check: ClaimCheck, premises: Premises, width: int, size: float) -> _Scores | None:
     """The scores of rows of some size; None where the candidate does not show its weights."""
-    setup = replace(_setup(premises), score_std=size)
+    setup = replace(_setup(check, premises), score_std=size)
     observed = Subject(_run(check), _interface(check, width), check.dtype, check.device).weights(setup)
     if not _usable(observed):
         return None
-    return _Scores.of(observed, _problem(width, observed.weights.shape[1], check.dtype, setup), premises)
+    return _Scores.of(observed, _problem(check, width, observed.weights.shape[1], setup), premises)
 
 
 def _usable(observed: ObservedWeights) -> bool:
@@ -141,10 +143,16 @@ def _rotations(check: ClaimCheck, premises: Premises) -> Iterator[Rotation]:
     yield from product(BASES, RotaryPairing)
 
 
-def _setup(premises: Premises) -> Setup:
-    """Of the length that is always that of its sequences."""
+def _setup(check: ClaimCheck, premises: Premises) -> Setup:
+    """Of the length that is always that of its sequences, with a head of keys for all heads where it has one."""
     length = premises.length or PEAKED.key_length
-    return replace(PEAKED, query_length=length, key_length=length)
+    return replace(PEAKED, query_length=length, key_length=length, groups=HEADS if _one_key_head(check) else 1)
+
+
+def _one_key_head(check: ClaimCheck) -> bool:
+    """Whether it has one head of keys, whatever the number of those of queries."""
+    fitted = fit(PLAIN.sized(num_heads=HEADS), check.claims)
+    return not isinstance(fitted, Unsupported) and fitted.sizes.num_kv_heads == 1 < fitted.sizes.num_heads
 
 
 def _observed(check: ClaimCheck, premises: Premises) -> tuple[int, ObservedWeights]:
@@ -152,7 +160,7 @@ def _observed(check: ClaimCheck, premises: Premises) -> tuple[int, ObservedWeigh
     observed = ObservedWeights(np.empty(0), "no width")
     for width in WIDTHS:
         subject = Subject(_run(check), _interface(check, width), check.dtype, check.device)
-        observed = subject.weights(_setup(premises))
+        observed = subject.weights(_setup(check, premises))
         if not observed.error:
             return width, observed
     return WIDTHS[0], observed
@@ -164,18 +172,19 @@ def _run(check: ClaimCheck) -> Run:
 
 def _interface(check: ClaimCheck, width: int) -> Interface:
     claims = check.claims
+    heads = 1 if _one_key_head(check) else HEADS
     if claims.scope is Scope.OP:
-        return Interface(width=width)
+        return Interface(width=width, num_heads=heads)
     sharing = Sharing.SELF if Feature.CROSS not in claims else Sharing.KEY_VALUE
     sharing = Sharing.NONE if Feature.KEY_VALUE in claims else sharing
     given = (Feature.BIAS in claims, Feature.OUTPUT_PROJECTION in claims, Feature.OUTPUT_BIAS in claims)
-    heads = HEADS if Feature.HEADS in claims else 1
+    heads = heads if Feature.HEADS in claims else 1
     return Interface(Scope.MODULE, heads, sharing, *given, width=width)
 
 
-def _problem(width: int, heads: int, dtype: str, setup: Setup) -> Problem:
+def _problem(check: ClaimCheck, width: int, heads: int, setup: Setup) -> Problem:
     """The problem of the op level that the candidate was given, perhaps as one of a module."""
-    return tiny_problem(Interface(width=width, num_heads=heads), setup, dtype)
+    return tiny_problem(Interface(width=width, num_heads=heads // setup.groups), setup, check.dtype)
 
 
 @dataclass(frozen=True, eq=False)

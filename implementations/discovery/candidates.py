@@ -9,6 +9,8 @@ from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.causal_names import promises_causal
 from attention_conformance.implementations.discovery.functions.functions import function_candidate
+from attention_conformance.implementations.discovery.functions.inputs_first import with_inputs_first
+from attention_conformance.implementations.discovery.functions.own_gradients import with_own_gradients
 from attention_conformance.implementations.discovery.signatures import ADAPTER, check_kind
 from attention_conformance.implementations.discovery.targets.loading import (
     Target,
@@ -71,7 +73,7 @@ def _in_relations(name: str, loaded: object, refused: TargetError, device: str) 
         return None
     from attention_conformance.implementations.discovery.modules.relations_alone import relations_alone  # imports torch
 
-    return safe_call(lambda: relations_alone(name, loaded, refused, device)).value
+    return safe_call(lambda: relations_alone(name, _with_parameters(loaded), refused, device)).value
 
 
 def candidates(targets: Sequence[str], load: Callable[[str], Implementation]) -> tuple[Implementation, ...]:
@@ -127,7 +129,7 @@ def wrapped(
         return module_candidate(name, target, settings, device, always)
     called = function or target
     assert callable(called)
-    return function_candidate(name, called, settings, device, always)
+    return with_own_gradients(function_candidate(name, with_inputs_first(called), settings, device, always))
 
 
 def _with_parameters(target: object) -> object:

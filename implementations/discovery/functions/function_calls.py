@@ -11,8 +11,9 @@ import numpy as np
 
 from attention_conformance.implementations.adapters.jax_op import is_jax, jax_op
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
-from attention_conformance.implementations.api.contract import Claims
-from attention_conformance.implementations.discovery.claim_checks import AdapterRun, ClaimCheck
+from attention_conformance.implementations.api.contract import Claims, Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.discovery.claim_checks import PLAIN, AdapterRun, ClaimCheck
 from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.vocabulary import MaskForm
 
@@ -52,6 +53,13 @@ NUMPY = ArrayKind(
     {"with read-only arrays": {"read_only": True}},
 )
 JAX = ArrayKind("JAX arrays", jax_op, is_jax)
+
+
+def extents(claims: Claims) -> dict[str, int]:
+    """Of the axes in the plain case, as near as the claims allow it."""
+    fitted = fit(PLAIN, claims)
+    sizes = PLAIN.sizes if isinstance(fitted, Unsupported) else fitted.sizes
+    return {"B": sizes.batch, "H": sizes.num_heads, "Q": sizes.query_length, "K": sizes.key_length}
 
 
 @cache

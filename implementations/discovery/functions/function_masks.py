@@ -48,8 +48,24 @@ from attention_conformance.spec.inputs import build
 FORMS = (MaskForm.GIVEN, MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.FULL)
 OF_FEWER_AXES = (BY_KEY, replace(MASKED, mask_shape=MaskShape.SHARED))
 """Masks that broadcast: a name that promises no form promises neither."""
+PUBLISHED = "attn_mask"
+"""The name under which masks of torch's function have any axes that broadcast."""
 NUMBERS_ADDED = frozenset({Feature.FLOAT_MASK, Feature.MASK_GRADIENT})
 OF_MASKS = NUMBERS_ADDED | {Feature.BOOL_MASK}
+
+
+def with_all_axes(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
+    """The check of a call that gives added numbers all four axes, where fewer raise and no published name takes them.
+
+    Rows of an `attn_bias` are often read from its third axis.
+    """
+    call = check.function
+    assert isinstance(call, RenamedCall)
+    own, shared = call.options.spelled.get("float_mask"), replace(BIASED, mask_shape=MaskShape.SHARED)
+    if own in (None, PUBLISHED) or Feature.FLOAT_MASK not in check.claims or not check.run(shared).error:
+        return check
+    formed = _formed(check, kind, replace(call, form=MaskForm.FULL), check.claims.conventions.bool_mask)
+    return check if any(formed.run(each).error for each in (shared, BIASED)) else formed
 
 
 def without_refused_masks(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:

@@ -17,7 +17,7 @@ from attention_conformance.implementations.adapters.jax_programs import Compiled
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported, any_case
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome
-from attention_conformance.implementations.discovery.always import corner_as_seen, with_premises
+from attention_conformance.implementations.discovery.always import corner_as_seen, with_premises, without_broken_lengths
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     EVERYWHERE,
@@ -50,9 +50,11 @@ from attention_conformance.implementations.discovery.functions.function_calls im
     NUMPY,
     ArrayKind,
     RenamedCall,
+    extents,
     tensors_kind,
 )
 from attention_conformance.implementations.discovery.functions.function_masks import (
+    with_all_axes,
     with_mask_form,
     without_ignored,
     without_refused_masks,
@@ -200,7 +202,7 @@ def _usual_candidate(
     if not interface and options.spelled.get("bool_mask") in MASK_NAMES and "bool-mask" not in settings:
         check, masks = with_mask_form(check, kind)
     elif not interface:
-        check, masks = without_refused_masks(check)
+        check, masks = without_refused_masks(with_all_axes(check, kind))
     check, ignored = without_ignored(check, options)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *lengths, *ignored]
@@ -217,6 +219,8 @@ def _usual_candidate(
         check = empty_rows_of_each_kind(check)
     check = check if given else empty_lengths_as_seen(check)
     check, always = with_premises(check, premises)
+    published = {PUBLISHED_FLAG, "attn_mask"} & {*options.spelled.values()}
+    check, broken = (check, {}) if published or interface else without_broken_lengths(check)
     if not any("row" in key for key in settings):
         check = empty_rows_of_window(check)
     check, tables = with_table_form(check, options.spelled, settings)
@@ -224,7 +228,7 @@ def _usual_candidate(
     check, refuted = option_claims(check, options.named.features | known)
     check, refuted = with_slopes_of_samples(with_narrow_tables(check)), [*tables, *refuted]
     scores = returns_scores(getattr(function, "function", function))
-    found = extras_seen(check, plain, _extents(claims), scores)
+    found = extras_seen(check, plain, extents(claims), scores)
     extras = tuple(e for e in found if e.name != "averaged_weights")
     if "returned-weights" not in settings:
         check = with_returned_weights(check, extras)
@@ -251,14 +255,8 @@ def _usual_candidate(
     judged = replace(check, claims=claims)
     own = check.function.options if isinstance(check.function, RenamedCall) else options
     whole = getattr(function, "function", function)
-    return replace(made, findings=mask_findings(whole, own, judged), as_seen=masks_as_seen(own, judged))
-
-
-def _extents(claims: Claims) -> dict[str, int]:
-    """Of the axes in the plain case, as near as the claims allow it."""
-    fitted = fit(PLAIN, claims)
-    sizes = PLAIN.sizes if isinstance(fitted, Unsupported) else fitted.sizes
-    return {"B": sizes.batch, "H": sizes.num_heads, "Q": sizes.query_length, "K": sizes.key_length}
+    findings = broken | mask_findings(whole, own, judged)
+    return replace(made, findings=findings, as_seen=masks_as_seen(own, judged))
 
 
 def _implementation(

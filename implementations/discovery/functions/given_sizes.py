@@ -38,8 +38,12 @@ class Count(StrEnum):
     ALL_WIDTHS = "the width of all heads"
     TOKENS = "queries"
     SAMPLES = "samples"
+    BLOCK = "keys or queries in a block"
 
 
+BLOCK = 4
+"""Fewer than the tokens of most cases, so that there are several blocks."""
+OF_BLOCKS = {"block", "tile", "chunk", "br", "bc"}
 NUMBER = {"num", "n", "number", "nb", "no", "count"}
 OF_HEADS = {"head", "heads"}
 
@@ -63,6 +67,8 @@ def counts(name: str) -> tuple[Count, ...]:
         return (Count.SHARING,)
     if words & {"group", "groups"} or name in GROUPS:
         return Count.SHARING, Count.KEY_HEADS
+    if words & OF_BLOCKS and not words & {"num", "number", "table", "tables", "mask"}:
+        return (Count.BLOCK,)
     if name.lower() in ("batch_size", "bsz", "batch"):
         return (Count.SAMPLES,)
     if name.lower() in ("seq_len", "seqlen", "seq_length", "sequence_length", "n_tokens", "num_tokens"):
@@ -97,7 +103,10 @@ class GivenSizes:
     @property
     def about(self) -> str:
         """For a note."""
-        return f"its {', '.join(map(repr, self.sizes))} are those of its inputs"
+        blocks = [repr(name) for name, count in self.sizes.items() if count is Count.BLOCK]
+        inputs = [repr(name) for name, count in self.sizes.items() if count is not Count.BLOCK]
+        notes = [f"its {', '.join(inputs)} are those of its inputs"] if inputs else []
+        return "; ".join([*notes, *(f"its {name} is {BLOCK}" for name in blocks)])
 
     def __call__(self, query: Any, key: Any, value: Any, *, num_heads: int = 0, **options: Any) -> Any:
         """The function's answer.
@@ -121,6 +130,7 @@ class GivenSizes:
             Count.ALL_WIDTHS: heads * width,
             Count.TOKENS: query.shape[-2 if self.axis in (None, 1) else 1],
             Count.SAMPLES: query.shape[0],
+            Count.BLOCK: BLOCK,
         }
         given = {name: found[count] for name, count in self.sizes.items()}
         return self.function(query, key, value, **given, **options)
@@ -142,14 +152,20 @@ SINGLE = (((5, 24), (5, 12), None), ((5, 12), (5, 12), None))
 """The same of one sample alone."""
 
 
-def _shapes() -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int | None]]:
+Shapes = tuple[tuple[int, ...], tuple[int, ...], int | None]
+
+
+def _shapes() -> Iterator[Shapes]:
     yield from SHARED
     yield from ((shape, shape, axis) for shape, axis in OTHERS)
     yield from SINGLE
 
 
 def with_given_sizes(function: Callable[..., Any]) -> GivenSizes | None:
-    """The function, given the sizes that it needs; None where it needs something else, or heads and widths alone."""
+    """The function, given the sizes that it needs; None where it needs something else.
+
+    Heads and widths alone are given elsewhere, but for a function of one sample at a time.
+    """
     signature = safe_call(lambda: signature_of(function)).value
     if signature is None or len(positional(signature)) < 3:
         return None
@@ -159,16 +175,23 @@ def with_given_sizes(function: Callable[..., Any]) -> GivenSizes | None:
     usual = [
         name for name in unknown if name in HEAD_COUNTS or counts(name)[:1] in ((Count.WIDTH,), (Count.ALL_WIDTHS,))
     ]
-    if len(usual) == len(unknown) or not all(map(counts, unknown)):
+    if not unknown or not all(map(counts, unknown)):
         return None
-    for shapes, chosen in product(_shapes(), product(*map(counts, unknown))):
-        made = GivenSizes(function, dict(zip(unknown, chosen, strict=True)), shapes[2], len(shapes[0]) == 2)
-        heads = {HEADS: shapes[0][-1] // 4} if shapes[2] is None else {}
-        for query, key in zip(of_each_kind(shapes[0]), of_each_kind(shapes[1]), strict=True):
-            answer = safe_call(partial(made, query, key, key, **heads)).value
-            first = answer[0] if isinstance(answer, tuple | list) and answer else answer
-            if tuple(getattr(first, "shape", ())) == shapes[0]:
-                return made
+    several = product(_shapes(), (dict(zip(unknown, each, strict=True)) for each in product(*map(counts, unknown))))
+    made = next((found for each in several if (found := _given(function, *each)) is not None), None)
+    return None if made is None or (len(usual) == len(unknown) and not made.single) else made
+
+
+def _given(function: Callable[..., Any], shapes: Shapes, sizes: Mapping[str, Count]) -> GivenSizes | None:
+    """The function, given these sizes of inputs of these shapes; None where its answer has another shape."""
+    of_query, of_key, axis = shapes
+    made = GivenSizes(function, sizes, axis, len(of_query) == 2)
+    heads = {HEADS: of_query[-1] // 4} if axis is None else {}
+    for query, key in zip(of_each_kind(of_query), of_each_kind(of_key), strict=True):
+        answer = safe_call(partial(made, query, key, key, **heads)).value
+        first = answer[0] if isinstance(answer, tuple | list) and answer else answer
+        if tuple(getattr(first, "shape", ())) == of_query:
+            return made
     return None
 
 

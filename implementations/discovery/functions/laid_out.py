@@ -138,6 +138,19 @@ class LaidOut:
         together = "N" in self.call.axes and shape[:1] == (query.shape[0] * query.shape[1],)
         return part.reshape((*query.shape[:2], *shape[1:])) if together else part
 
+    def cotangents(self, cotangent: Any) -> list[Any]:
+        """One for the output, (B, H, Lq, d_v), as its answer lies, for each of its calls."""
+        if self.call.axes == "LD":
+            return [cotangent[at] for at in np.ndindex(*cotangent.shape[:2])]
+        return [self._gates(cotangent, cotangent.shape[3])]
+
+    def gradients(self, found: list[Any], shape: tuple[int, ...]) -> Any:
+        """Those of an input of this shape, (B, H, L, d), out of those of each call."""
+        if self.call.axes == "LD":
+            return np.stack(found).reshape(shape)
+        sizes, axes = dict(zip(OP, shape, strict=True)), _separate(self.call.axes)
+        return self._permuted(found[0].reshape([sizes[axis] for axis in axes]), axes, OP)
+
     def _head_by_head(self, given: tuple[Any, Any, Any], options: dict[str, Any]) -> Any:
         query, key, value = given
         if not query.shape[:2] == key.shape[:2] == value.shape[:2]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 GRADIENTS = {"dout", "do", "d_out", "d_o", "grad_output", "grad_out", "dy"}
 """Names of the gradient of the output, in lower case."""
+FEWER_AXES = [(6, 5, 4), (5, 4)]
+"""Shapes of inputs that have heads in the first axis, or one head."""
 MOST = 24
 """Combinations that are tried."""
 
@@ -99,8 +101,9 @@ def with_needed_tables(function: Callable[..., Any]) -> NeededTables | None:
         return None
     for given, axis in product(list(islice(combined(tables), MOST)) or [{}], (-2, 1)):
         made = NeededTables(function, given, gradients, axis)
-        shape = (2, 3, 5, 4) if axis == -2 else (2, 5, 3, 4)
-        if any(safe_call(partial(made, x, x, x)).value is not None for x in of_each_kind(shape)):
+        shapes = [(2, 3, 5, 4), *([] if tables else FEWER_AXES)] if axis == -2 else [(2, 5, 3, 4)]
+        arrays = (x for shape in shapes for x in of_each_kind(shape))
+        if any(safe_call(partial(made, x, x, x)).value is not None for x in arrays):
             return made
     return None
 

@@ -155,6 +155,11 @@ def _views(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     return check.without({Feature.VIEWS}), _refused("views", [outcome])
 
 
+def with_equal_lengths(check: ClaimCheck) -> ClaimCheck:
+    """The check with as many queries as keys."""
+    return _with(check, replace(_limits(check), fewer=False, more=False))
+
+
 def _limits(check: ClaimCheck) -> SizeLimits:
     given = check.claims.fit
     return given if isinstance(given, SizeLimits) else SizeLimits(given)

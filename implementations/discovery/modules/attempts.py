@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from inspect import Parameter
 from itertools import islice, product
 
 from torch import nn
 
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructor_names import (
     GROUPS,
     LONGEST,
@@ -25,6 +28,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, constructor
 from attention_conformance.implementations.discovery.modules.file_sizes import sizes_in_file
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.modules.parameters import LAYERS
 from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor, own_names, required
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import Option
@@ -40,6 +44,8 @@ RANKS = {"rank", "latent"}
 """Words in the names of widths of what is projected twice; as wide as the inputs, one of both can be the identity."""
 OF_WINDOWS = {"window", "resolution", "ws"}
 """Words in the names of the sides of windows and images."""
+CAUSAL = {"causal", "casual"}
+"""Words in the names of flags for masks, one of them misspelt."""
 OF_MODES = {"self", "cross", "encoder"}
 """Words in the names of flags for what a module attends to."""
 OF_WAYS = {"impl", "implementation", "backend", "kernel", "attention", "attn"}
@@ -92,7 +98,12 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
     in_file = sizes_in_file(kind)
     groups = own_names({"num_kv_heads": Option(GROUPS)}, {p.name for p in parameters})
     texts = {p.name: text for p in parameters if required(p) and isinstance(text := compared(kind, p.name), str)}
-    choices = {p.name: possible for p in parameters if p.name not in texts and (possible := _choices(p))}
+    given: dict[str, object] = {**texts, **_parts(kind, parameters)}
+    choices = {p.name: possible for p in parameters if p.name not in given and (possible := _choices(p))}
+    groups = {} if any(possible == (Size.LAYER,) for possible in choices.values()) else groups
+    widths = [p.name for p in parameters if required(p) and choices.get(p.name) == (Size.WIDTH,)]
+    if len(widths) > 1:  # that of the inputs is another one
+        choices |= {name: (Size.WIDTH, Size.HEAD_WIDTH) for name in widths if "hidden" in words_of(name)}
     for chosen in product(*choices.values()):
         sizes = {name: size for name, size in zip(choices, chosen, strict=True) if size is not None}
         counted = {*sizes.values(), *in_file.values()}
@@ -101,8 +112,37 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
             guessed = tuple(
                 n for n, possible in choices.items() if possible is GUESSES and sizes.get(n) in GUESSES[1:3]
             )
-            made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed, options=texts)
+            made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed, options=given)
             yield replace(made, tokens=SQUARE) if counted & {*SQUARES} else made
+
+
+def _is_depth(words: set[str]) -> bool:
+    """Whether they name the width of something, as tensor2tensor does."""
+    return "depth" in words and len(words) > 1
+
+
+def _is_layer(parameter: Parameter) -> bool:
+    """Whether it is given the layer of a projection, by its name and annotation."""
+    written = str(parameter.annotation)
+    return required(parameter) and "Module" in written and len(LAYERS.get(parameter.name.lower(), "")) == 1
+
+
+def _parts(kind: type[nn.Module], parameters: Sequence[Parameter]) -> dict[str, object]:
+    """What is given where a class of the same file is annotated that needs nothing: the one of the shortest name."""
+    own = vars(sys.modules[kind.__module__])
+    found: dict[str, object] = {}
+    for parameter in parameters:
+        names = re.findall(r"\w+", _written(parameter.annotation)) if required(parameter) else []
+        kinds = [own[name] for name in sorted(names, key=len) if isinstance(own.get(name), type)]
+        plain = [each for each in kinds if each.__module__ == kind.__module__ and not issubclass(each, nn.Module)]
+        made = (safe_call(each).value for each in plain)
+        if (part := next((each for each in made if each is not None), None)) is not None:
+            found[parameter.name] = part
+    return found
+
+
+def _written(annotation: object) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
 def _choices(parameter: Parameter) -> tuple[Size | None, ...]:
@@ -115,7 +155,11 @@ def _choices(parameter: Parameter) -> tuple[Size | None, ...]:
         return Size.HEAD_WIDTH, Size.HEADS, Size.WIDTH
     if size is None and words & {"c", "hidden"} and required(parameter):
         return Size.WIDTH, Size.HEAD_WIDTH
+    if _is_layer(parameter):
+        return (Size.LAYER,)
     of_a_head = words & (OF_A_HEAD - {"d"} if size is Size.WIDTH else OF_A_HEAD)
+    if of_a_head and _is_depth(words) and "total" in words:
+        return Size.WIDTH, Size.HEAD_WIDTH
     if size is Size.HEAD_WIDTH or (of_a_head and words & WIDTHS and size is not Size.HEADS):
         return Size.HEAD_WIDTH, Size.WIDTH
     if size is not None or parameter.name in GROUPS:
@@ -130,9 +174,9 @@ def _choices(parameter: Parameter) -> tuple[Size | None, ...]:
         return (Size.TURNS, *ROTATIONS[:2]) if words & {"freqs", "cis"} else ROTATIONS
     if "head" in words or "heads" in words:
         return Size.HEADS, Size.HEAD_WIDTH
-    if words & WIDTHS or words & RANKS:
+    if words & WIDTHS or words & RANKS or _is_depth(words):
         return (Size.WIDTH,)
-    if parameter.annotation in (bool, "bool") or "causal" in words:
+    if parameter.annotation in (bool, "bool") or words & CAUSAL:
         return (Size.FLAG,)
     if words & MOST_WORDS:
         return (Size.LENGTH,)

@@ -38,6 +38,7 @@ class Size(StrEnum):
     FLAG = "whether something more is done"
     BASE = "base of the rotary embedding"
     NOTHING = "what is left out"
+    LAYER = "a linear layer"
     ROTATION = "an object that rotates nothing"
     COSINES_SINES = "an object that gives cosines 1 and sines 0"
     TURNS = "a table of complex ones"
@@ -135,6 +136,10 @@ def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
         from attention_conformance.implementations.discovery.modules.unrotated import rotating_nothing  # imports torch
 
         return rotating_nothing(size is Size.TURNS, size is Size.COSINES_SINES, LONGEST, width // max(1, heads))
+    if size is Size.LAYER:
+        from torch import nn  # only here: names are looked at without torch, too
+
+        return nn.Linear(width, width)
     return {
         Size.WIDTH: width,
         Size.HEADS: heads,

@@ -28,6 +28,6 @@ def _called_alone(method: Any) -> bool:
 
 
 def emptied(reset: Callable[[], Any], call: Callable[[], Any]) -> Any:
-    """The answer of a call that begins a sequence."""
-    reset()
+    """The answer of a call that begins a sequence; a module that holds no cache may refuse to empty it."""
+    safe_call(reset)
     return call()

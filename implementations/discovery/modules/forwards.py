@@ -19,14 +19,15 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.bare import tapped
 from attention_conformance.implementations.discovery.modules.emptying import emptied, emptied_by
 from attention_conformance.implementations.discovery.modules.neutrals import (
+    LETTERS,
     MASKS,
     NO_INPUT_WORDS,
     OF_KEYS,
-    POSITION_WORDS,
     ROTATIONS,
     TABLE_WORDS,
     Neutral,
     combined,
+    is_empty_place,
     words_of,
 )
 from attention_conformance.implementations.discovery.modules.single_samples import each_sample_alone
@@ -263,7 +264,7 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     keywords = tuple(p.name for p in inputs) if any(p.kind is p.KEYWORD_ONLY for p in inputs) else ()
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
     named = {p.name for p in inputs}
-    others = [p for p in signature.parameters.values() if p.name not in named and (required(p) or _is_empty(p))]
+    others = [p for p in signature.parameters.values() if p.name not in named and (required(p) or is_empty_place(p))]
     of_tables = {p.name for p in others if words_of(p.name) & TABLE_WORDS or p.name in LENGTH_NAMES}
     unknown = [p.name for p in others if p.name in of_tables or (p.name not in KNOWN_NAMES and "drop" not in p.name)]
     known = signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in unknown])
@@ -277,16 +278,14 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
         calls += [replace(call, inputs=3, order=order, listed=True) for order in LISTED]
     every = list(islice(combined((*unknown, *masks)), MOST_TABLES))
     yield from (replace(each, tables=tables) for each, tables in product(calls, every))
-    if count == 2 and not keywords and not role(second := inputs[1].name) and not words_of(second) & OF_KEYS:
+    second = inputs[1].name if count == 2 and not keywords else ""
+    of_keys = role(second) in ("key", "value") or words_of(second) & OF_KEYS
+    if second and not of_keys and (role(second) is None or role(inputs[0].name) is None):
         alone = replace(call, inputs=1, unread=second)
         yield from (replace(alone, tables={second: Neutral.NONE, **tables}) for tables in every)
-
-
-def _is_empty(parameter: inspect.Parameter) -> bool:
-    """Whether it is one of positions that is by default a tensor without elements, and so has to be given."""
-    default = parameter.default
-    placed = bool(words_of(parameter.name) & POSITION_WORDS)
-    return placed and isinstance(default, torch.Tensor) and not default.numel()
+        given = MASKS if second.lower() in LETTERS else ()
+        alone = replace(alone, unread="")
+        yield from (replace(alone, tables={second: mask, **tables}) for mask, tables in product(given, every))
 
 
 def with_context(call: ModuleCall, kind: type[nn.Module]) -> ModuleCall | None:
@@ -312,6 +311,11 @@ def with_needed(calls: Sequence[ModuleCall], kind: Any) -> Iterator[ModuleCall]:
     """The calls with tables, a mask, or positions, for a module that needs them, though they may be left out."""
     whole = [p for p in inspect.signature(kind.forward).parameters.values() if p.default is None]
     names = [p.name for p in whole if words_of(p.name) & TABLE_WORDS and p.name not in KNOWN_NAMES]
+    inputs = [p.name for p in [*inspect.signature(kind.forward).parameters.values()][1:] if required(p)]
+    second = [p.name for p in whole if p.name == "y" or _is_context(p.name)]
+    if len(inputs) == len(second) == 1:
+        keywords = (inputs[0], second[0])
+        yield from (replace(call, inputs=2, keywords=keywords) for call in calls if call.inputs == 1)
     for call, neutral in product(calls, islice(combined(names), MOST_NEEDED) if names else ()):
         yield replace(call, tables={**call.tables, **neutral})
     several = [combination for combination in product((None, Neutral.PLACES), (None, *MASKS)) if any(combination)]

@@ -79,7 +79,11 @@ from attention_conformance.implementations.discovery.modules.narrow_windows impo
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.own_backward import own_backward
 from attention_conformance.implementations.discovery.modules.own_cache import InPieces, calls_in_pieces, unused_caches
-from attention_conformance.implementations.discovery.modules.promises import has_published_interface, is_unscaled
+from attention_conformance.implementations.discovery.modules.promises import (
+    has_published_interface,
+    is_unscaled,
+    takes_float_padding,
+)
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.modules.whole_modules import as_built, without_effect
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
@@ -385,7 +389,7 @@ def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     if {"need_weights", "average_attn_weights"} <= set(spelled):
         always = {spelled["need_weights"]: True, spelled["average_attn_weights"]: True}
         yield "with averaged weights", plan.run(replace(call, always=always), extras={1: "averaged_weights"})
-    if published and {"key_padding_mask", "float_mask"} <= set(call.options.named.spelled):
+    if published and isinstance(kind, type) and takes_float_padding(kind, call.options.named.spelled):
         added = replace(call, padding_added=True)
         if not replace(plan.check, function=added).run(replace(BIASED, mask_shape=MaskShape.KEYS)).error:
             yield "with numbers in its key_padding_mask", plan.run(added)

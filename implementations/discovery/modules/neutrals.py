@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -27,6 +28,7 @@ class Neutral(StrEnum):
     HALF_HEADS_TABLES = "cosines 1 and sines 0 (1, 1, L, d / 2)"
     HALF_LENGTH_TABLES = "cosines 1 and sines 0 (1, L, 1, d / 2)"
     MATRICES = "matrices of the identity (1, 1, L, d / 2, 2, 2)"
+    LENGTH_MATRICES = "matrices of the identity (L, d / 2, 2, 2)"
     ONES = "ones (L, d)"
     HALF_ONES = "ones (L, d / 2)"
     SAMPLE_ONES = "ones (B, L, d)"
@@ -40,6 +42,7 @@ class Neutral(StrEnum):
     KEYS_SEEN = "a mask of True (B, 1, 1, Lk)"
     FULL_SEEN = "a mask of True (B, 1, Lq, Lk)"
     OF_KEYS_SEEN = "a mask of True (B, Lk)"
+    OF_TOKENS_KEPT = "ones (B, Lq, 1)"
     OF_KEYS_NOT_HIDDEN = "a mask of False (B, Lk)"
     ADDED = "zeros (B, 1, Lq, Lk)"
     LENGTHS = "the number of keys (B,)"
@@ -89,14 +92,17 @@ class Neutral(StrEnum):
                 return ones[None, None, :, ::2], zeros[None, None, :, ::2]
             case Neutral.HALF_LENGTH_TABLES:
                 return ones[None, :, None, ::2], zeros[None, :, None, ::2]
-            case Neutral.MATRICES:
-                return torch.eye(2, dtype=x.dtype, device=x.device).expand(1, 1, length, width // 2, 2, 2)
+            case Neutral.MATRICES | Neutral.LENGTH_MATRICES:
+                matrices = torch.eye(2, dtype=x.dtype, device=x.device).expand(length, width // 2, 2, 2)
+                return matrices[None, None] if self is Neutral.MATRICES else matrices
             case Neutral.ONES | Neutral.HALF_ONES:
                 return ones if self is Neutral.ONES else ones[:, ::2]
             case Neutral.ZEROS | Neutral.HALF_ZEROS:
                 return zeros if self is Neutral.ZEROS else zeros[:, ::2]
             case Neutral.SAMPLE_ONES | Neutral.SAMPLE_ZEROS:
                 return (ones if self is Neutral.SAMPLE_ONES else zeros).expand(batch, -1, -1)
+            case Neutral.OF_TOKENS_KEPT:
+                return x.new_ones(batch, length, 1)
             case Neutral.PLACES:
                 return torch.arange(length, device=x.device).expand(batch, -1)
             case Neutral.LENGTHS:
@@ -120,14 +126,14 @@ ADDITIVE = {*PLACED, *OF_SCORES}
 TABLES = (
     *(Neutral.TURNS, Neutral.PAIRS, Neutral.COSINES_SINES, Neutral.SAMPLE_COSINES_SINES, Neutral.ONES),
     *(Neutral.HALF_TABLES, Neutral.HEADS_TABLES, Neutral.HALF_HEADS_TABLES, Neutral.HALF_LENGTH_TABLES),
-    Neutral.MATRICES,
+    *(Neutral.MATRICES, Neutral.LENGTH_MATRICES),
 )
 COSINES = (Neutral.ONES, Neutral.HALF_ONES, Neutral.SAMPLE_ONES)
 SINES = (Neutral.ZEROS, Neutral.HALF_ZEROS, Neutral.SAMPLE_ZEROS)
 ROTATIONS = (*TABLES, *COSINES, *SINES)
 MASKS = (
     *(Neutral.SEEN, Neutral.NOT_HIDDEN, Neutral.SEEN_SHARED, Neutral.NOT_HIDDEN_SHARED, Neutral.KEYS_SEEN),
-    *(Neutral.OF_KEYS_SEEN, Neutral.OF_KEYS_NOT_HIDDEN, Neutral.FULL_SEEN, Neutral.ADDED),
+    *(Neutral.OF_KEYS_SEEN, Neutral.OF_KEYS_NOT_HIDDEN, Neutral.FULL_SEEN, Neutral.ADDED, Neutral.OF_TOKENS_KEPT),
 )
 SIDES = {"h", "w", "height", "width", "hw"}
 """Names of the sides of an image."""
@@ -147,6 +153,8 @@ OF_KEYS = {"kv", "context", "ctx", "memory", "encoder", "source", "src", "cond"}
 """Words in the names of an input that is that of key and value."""
 
 
+LETTERS = {"m"}
+"""Names of masks of one letter."""
 MOST_SORTED = 100_000
 """Combinations that are put in order."""
 
@@ -172,7 +180,7 @@ def neutrals(name: str) -> tuple[Neutral, ...]:
         return (*TABLES, Neutral.PAIRED_POSITIONS, Neutral.NONE)
     if words & {"lens", "lengths"}:
         return Neutral.LENGTHS, Neutral.NONE
-    return (Neutral.NONE, *MASKS) if words & {"mask", "masks"} else OTHERS
+    return (Neutral.NONE, *MASKS) if words & {"mask", "masks"} or name.lower() in LETTERS else OTHERS
 
 
 def combined(names: Sequence[str]) -> Iterator[dict[str, Neutral]]:
@@ -192,6 +200,13 @@ def combined(names: Sequence[str]) -> Iterator[dict[str, Neutral]]:
     places = product(*(range(len(each)) for each in choices))
     for chosen in sorted(places, key=sum) if prod(map(len, choices)) < MOST_SORTED else places:
         yield {name: each for at, part in zip(chosen, choices, strict=True) for name, each in part[at].items()}
+
+
+def is_empty_place(parameter: inspect.Parameter) -> bool:
+    """Whether it is one of positions that is by default a tensor without elements, and so has to be given."""
+    default = parameter.default
+    placed = bool(words_of(parameter.name) & POSITION_WORDS)
+    return placed and isinstance(default, torch.Tensor) and not default.numel()
 
 
 def words_of(name: str) -> set[str]:

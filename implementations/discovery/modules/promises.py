@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping
 
 from torch import nn
 
@@ -32,6 +33,15 @@ def has_published_interface(kind: type[nn.Module]) -> bool:
         return True
     built, called = _names(kind, "__init__"), _names(kind, "forward")
     return built >= SIZES and called >= INPUTS and bool(called & OF_FORWARD)
+
+
+def takes_float_padding(kind: type[nn.Module], spelled: Mapping[str, str]) -> bool:
+    """Whether its padding mask may be one of numbers by its names, and its code does not make booleans of it."""
+    if "key_padding_mask" not in spelled or spelled.get("float_mask") != "attn_mask":
+        return False
+    own = re.escape(spelled["key_padding_mask"])
+    made_boolean = rf"\b{own}\b[^\n]*\.(?:bool\(\)|(?:to|type)\((?:dtype=)?torch\.bool)"
+    return re.search(made_boolean, _text(kind)) is None
 
 
 def is_unscaled(kind: type[nn.Module], variant: Variant) -> bool:

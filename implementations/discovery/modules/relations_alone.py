@@ -18,7 +18,7 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
 from attention_conformance.implementations.discovery.modules.attempts import attempts
-from attention_conformance.implementations.discovery.modules.constructor_names import Size, size_of
+from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES, Size, size_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall, forward_calls, settled
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
@@ -47,12 +47,12 @@ def relations_alone(name: str, kind: object, refused: TargetError, device: str) 
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         return None
     with torch.random.fork_rng(devices=[]):
-        run = next(_runs(kind, device), None)
+        run, tokens = next(_runs(kind, device), (None, TOKENS))
     if run is None:
         return None
     return Implementation(
         name,
-        Claims(Scope.MODULE, frozenset({Feature.AS_BUILT}), fit=_sized),
+        Claims(Scope.MODULE, frozenset({Feature.AS_BUILT}), fit=partial(_sized, tokens)),
         run,
         f"a module class of unknown form: {refused}",
         modes={Feature.AS_BUILT: run},
@@ -60,18 +60,22 @@ def relations_alone(name: str, kind: object, refused: TargetError, device: str) 
     )
 
 
-def _sized(case: Case) -> Case | Unsupported:
+def _sized(tokens: int, case: Case) -> Case | Unsupported:
     sizes = {"num_heads": HEADS, "d_k": WIDTH // HEADS, "d_v": WIDTH // HEADS}
-    return case.sized(batch=max(2, case.sizes.batch), query_length=TOKENS, key_length=TOKENS, **sizes)
+    return case.sized(batch=max(2, case.sizes.batch), query_length=tokens, key_length=tokens, **sizes)
 
 
-def _runs(kind: type[nn.Module], device: str) -> Iterator[AsBuilt]:
-    """The ways to build and call it in which it answers, keeps samples apart, and has something to compare."""
+def _runs(kind: type[nn.Module], device: str) -> Iterator[tuple[AsBuilt, int]]:
+    """The ways to build and call it in which it answers, keeps samples apart, and has something to compare.
+
+    Each with the number of tokens that it is called with.
+    """
     calls = safe_call(lambda: [*islice(forward_calls(kind, Polarity.MASKED_OUT), MOST_CALLS)]).value or []
     for make in islice(_makes(kind), MOST_MAKES):
         for call in calls:
-            if (run := _run(make, call, device)) is not None:
-                yield run
+            tokens = make.tokens if make.window in SQUARES else TOKENS
+            if (run := _run(make, call, tokens, device)) is not None:
+                yield run, tokens
 
 
 def _makes(kind: type[nn.Module]) -> Iterator[Constructor]:
@@ -99,15 +103,15 @@ def _numbered(kind: type[nn.Module]) -> Iterator[Constructor]:
         yield Constructor(kind, sizes=sizes, options=dict(zip(others, EVEN, strict=False)))
 
 
-def _run(make: Constructor, call: ModuleCall, device: str) -> AsBuilt | None:
+def _run(make: Constructor, call: ModuleCall, tokens: int, device: str) -> AsBuilt | None:
     module = safe_call(partial(make, WIDTH, HEADS)).value
     if module is None:
         return None
-    found = safe_call(partial(settled, call, in_mode(module, False), WIDTH, HEADS, TOKENS)).value
+    found = safe_call(partial(settled, call, in_mode(module, False), WIDTH, HEADS, tokens)).value
     if found is None:
         return None
     for each in (found, replace(found, length_first=True)):
-        claims = Claims(Scope.MODULE, frozenset({Feature.AS_BUILT}), fit=_sized)
+        claims = Claims(Scope.MODULE, frozenset({Feature.AS_BUILT}), fit=partial(_sized, tokens))
         check = ClaimCheck(each, partial(module_run, make), claims, device)
         run, problem = of_unknown_form(make, module, each, check), plain_problem(check)
         if run is not None and problem is not None and _keeps_apart(run, problem, device):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from torch import nn
@@ -103,7 +103,13 @@ def slots(module: nn.Module, width: int, heads: int) -> list[Slot]:
         for path in paths
     }
     named = {starred.get(path, path): (shape, path) for path, shape in shapes.items()}
-    return [_slot(module, pattern, shape, path) for pattern, (shape, path) in named.items()]
+    found = [_slot(module, pattern, shape, path) for pattern, (shape, path) in named.items()]
+    return [replace(slot, is_bias=False) if _is_matrix(slot, width) else slot for slot in found]
+
+
+def _is_matrix(slot: Slot, width: int) -> bool:
+    """Whether it has only the letter of a bias as its name, and more numbers than those of three projections."""
+    return slot.pattern == "b" and prod(slot.shape) > 3 * width
 
 
 def _one_a_head(pattern: str, paths: Sequence[str], shape: tuple[int, ...], width: int) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from attention_conformance.implementations.adapters.jax_programs import called, evaluation
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.bare import Globals
 from attention_conformance.implementations.discovery.modules.constructor_names import (
@@ -38,7 +39,12 @@ from attention_conformance.implementations.discovery.modules.given_weights impor
     path_of,
     roles_in,
 )
-from attention_conformance.implementations.discovery.modules.held_arrays import SIZES, framework_of
+from attention_conformance.implementations.discovery.modules.held_arrays import (
+    SIZES,
+    framework_of,
+    is_random,
+    random_key,
+)
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
 from attention_conformance.implementations.discovery.modules.neutrals import combined, words_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
@@ -160,7 +166,7 @@ def weighted_function(function: Any) -> type[nn.Module] | None:
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             return parts.answer(embed_dim, num_heads, {**sizes, **arrays}, inputs, options)
 
-        return Held(arrays, answer, found.framework)
+        return Held(arrays, answer, found.framework, evaluation(function) if found.framework == "jax" else called)
 
     names = SIZES if counts_heads else SIZES[:1]
     built = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
@@ -179,6 +185,8 @@ def _parts(function: Any) -> Weighted | None:
     if not ({"q", "k", "v"} <= roles or layers) or not any(required(p) for p in rest):
         return None
     supplied = {p.name: each for p in rest if (each := _supply(p)) is not None}
+    if not {"query", "value"} & {role(p.name) for p in rest}:
+        supplied |= {p.name: _source for p in rest if required(p) and is_random(p)}
     rest = [p for p in rest if p.name not in supplied]
     settings = settings_parameter(signature.replace(parameters=rest))
     called = signature.replace(parameters=[p for p in rest if p.name != settings])
@@ -187,6 +195,11 @@ def _parts(function: Any) -> Weighted | None:
     if not inputs:
         return None
     return Weighted(function, (*weights,), (*layers,), supplied, settings, inside, (*inputs,), called)
+
+
+def _source(*_: object) -> object:
+    """A source of random numbers."""
+    return random_key()
 
 
 def _supply(parameter: inspect.Parameter) -> Supply | None:
@@ -201,6 +214,8 @@ def _supply(parameter: inspect.Parameter) -> Supply | None:
         return lambda width, heads, shape: value_of(counted, width, heads)
     if size is Size.LENGTH and "window" not in name:
         return lambda width, heads, shape: shape[-2]
+    if size is Size.RATE:
+        return lambda width, heads, shape: 0.0
     if size is Size.SAMPLES:
         return lambda width, heads, shape: shape[0] if len(shape) > 2 else 1
     words = words_of(name)

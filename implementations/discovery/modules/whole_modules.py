@@ -109,7 +109,7 @@ def _tables(whole: Constructor, module: nn.Module, direct: ModuleCall, check: Cl
 def _usual(whole: Constructor, module: nn.Module, direct: ModuleCall, sized: bool) -> AsBuilt:
     """A run without what is known of the class; `module` is one of its instances."""
     summed = any(word in type(part).__name__.lower() for part in module.modules() for word in OVER_TOKENS)
-    drops = any("drop" in type(part).__name__.lower() for part in module.modules()) or bool(whole.rates)
+    drops = any("drop" in type(part).__name__.lower() and getattr(part, "p", 1.0) for part in module.modules())
     trained, prefixes = not (summed or drops), not (sized or summed)
     return AsBuilt(partial(built_for, whole, True), Chosen(direct, ()), prefixes=prefixes, trained=trained)
 

@@ -1,0 +1,51 @@
+"""Own gradients: functions of NumPy are judged with those that they return, or that the pass next to them does."""
+
+import pytest
+
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.discovery.making import Make
+
+PASSES = """
+def f_forward(q, k, v, scale=None):
+    {axes} = q.shape
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    s = q @ k.swapaxes(-1, -2) * scale
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p = p / p.sum(-1, keepdims=True)
+    return p @ v, p
+
+def gradients(dout, q, k, v, p, scale=None):
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    dp = dout @ v.swapaxes(-1, -2)
+    ds = p * (dp - (dp * p).sum(-1, keepdims=True)) * {scale}
+    return ds @ k, ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dout
+"""
+RETURNED = """
+def f(q, k, v, dout, scale=None):
+    out, p = f_forward(q, k, v, scale)
+    return out, *gradients(dout, q, k, v, p, scale)
+"""
+NEXT_TO = """
+def f_backward(dout, q, k, v, p, scale=None):
+    return gradients(dout, q, k, v, p, scale)
+f = f_forward
+"""
+LOST = "q.shape[-1] ** -0.5"
+
+
+@pytest.mark.parametrize(("form", "axes"), [(RETURNED, "B, H, L, d"), (RETURNED, "N, L, d"), (NEXT_TO, "L, d")])
+@pytest.mark.parametrize(("scale", "wrong"), [("scale", False), (LOST, True)])
+def test_gradients_of_its_own_are_judged(make: Make, form: str, axes: str, scale: str, wrong: bool) -> None:
+    made = make(PASSES.format(scale=scale, axes=axes) + form)
+    assert Feature.GRADIENTS in made.claims
+    found = run(made, ("gradients.any-scale", "gradients.shared-input"), ("float64",))
+    assert {each.clause: each.status for each in found} == {
+        "gradients.any-scale": Status.FAIL if wrong else Status.PASS,
+        "gradients.shared-input": Status.PASS,
+    }
+
+
+def test_a_backward_pass_of_another_name_is_not_its_own(make: Make) -> None:
+    assert Feature.GRADIENTS not in make(PASSES.format(scale="scale", axes="B, H, L, d") + "f = f_forward").claims
