@@ -160,7 +160,8 @@ def test_the_size_of_a_tile_is_named_after_cases_that_tell_it_from_others() -> N
         for row in range(query.shape[-2] if is_causal else 0):
             last = min(row // 32 * 32 + 31, query.shape[-2] - 1)
             scores[..., row, min(row + 1, -(-last // 32) * 32) :] = -torch.inf
-        return scores.softmax(-1).nan_to_num(0.0) @ value
+        weights: Tensor = scores.softmax(-1).nan_to_num(0.0)
+        return weights @ value
 
     own = frozenset(
         {Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH, Feature.CAUSAL}
