@@ -119,7 +119,7 @@ def _scale_in_float32(check: ClaimCheck) -> bool:
 def _with_scale(problem: Problem, scale: float, causal: bool) -> Floats:
     """The output of plain attention with a scale."""
     if problem.scope is not Scope.OP:
-        return _of_module(problem, scale, causal)
+        return of_module(problem, scale, causal)
     scores = problem.query @ problem.key.swapaxes(-1, -2) * scale
     if causal:
         scores = np.where(np.tri(*scores.shape[-2:], dtype=np.bool_), scores, -math.inf)
@@ -128,8 +128,8 @@ def _with_scale(problem: Problem, scale: float, causal: bool) -> Floats:
     return output
 
 
-def _of_module(problem: Problem, scale: float, causal: bool) -> Floats:
-    """The same of a module, whose weights are applied first.
+def of_module(problem: Problem, scale: float, causal: bool) -> Floats:
+    """The output of a module with a scale, whose weights are applied first.
 
     Only modules need torch: functions of NumPy are looked at where it is not installed.
     """

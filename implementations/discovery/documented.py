@@ -59,6 +59,18 @@ def states_integers(target: object, name: str) -> bool:
     return any(INTEGERS.search(line) for line in _lines(target, name))
 
 
+NUMBERS = re.compile(r"\bfloats?\b|\badd(?:ed|itive)\b", re.IGNORECASE)
+BOOLEANS = re.compile(r"\bbool(?:ean)?s?\b|\bbyte\b|\btrue\b", re.IGNORECASE)
+"""Words for a mask of numbers that are added, and for one of booleans."""
+
+
+def states_numbers_alone(target: object, name: str) -> bool:
+    """Whether its documentation states that a mask is added, or of floats, and nowhere that it may be boolean."""
+    own = [rest for line in _lines(target, name) for rest in re.split(rf"\b{re.escape(name)}\b", line)[1:]]
+    own = [re.split(r"\w*_mask\b", rest)[0] for rest in own]  # what is said of another mask is none of this one
+    return any(map(NUMBERS.search, own)) and not any(map(BOOLEANS.search, own))
+
+
 def _polarity(match: re.Match[str]) -> Polarity:
     shows = re.fullmatch(SHOWN, match["word"], re.IGNORECASE) is not None
     negated = bool(match["negated"]) or re.search(rf"\b(?:{NEGATED})\b", match["between"], re.IGNORECASE) is not None

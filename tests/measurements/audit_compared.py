@@ -35,6 +35,7 @@ NEEDS: Mapping[str, tuple[set[Feature], ...]] = {
     "group-order": ({Feature.GROUPED},),
     "window-count": ({Feature.WINDOW},),
     "padded-positions": ({Feature.KEY_PADDING}, {Feature.WINDOW, Feature.ROTARY, Feature.ALIBI, Feature.RELATIVE_BIAS}),
+    "padded-tokens": (set(),),  # never: the auditor has no probe of it
     "dropout-sharing": ({Feature.DROPOUT},),
     "full-dropout": ({Feature.DROPOUT},),
     "rotary-pairing": ({Feature.ROTARY},),

@@ -14,7 +14,10 @@ from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.parameters import filled, find_places, names_of, patterns
 from attention_conformance.implementations.discovery.modules.query_key_norms import role_of
+from attention_conformance.implementations.discovery.signatures import ADAPTER
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 
+REMEDY = ADAPTER.removeprefix("or ")
 Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -88,17 +91,23 @@ def tap_of(
 
     It is the given one, or where that is never called, as in nn.MultiheadAttention, the one that it belongs to. Its
     parameters become 0.
+
+    Raises:
+        TargetError: no layer has an output without what is added.
     """
     x = torch.linspace(-1.0, 1.0, 3 * tokens * width).view(3, tokens, width)
     with torch.no_grad():
         for parameter in in_mode(module, False).parameters():
             parameter.zero_()
         output = safe_call(lambda: answer(module, (x, x, x))).value
-    if not layer or not isinstance(output, torch.Tensor) or output.shape != x.shape or not torch.equal(output, x):
+    if not isinstance(output, torch.Tensor) or output.shape != x.shape or not torch.equal(output, x):
         return ""
-    parts = layer.split(".")
+    parts = layer.split(".") if layer else []
     paths = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
-    return next((path for path in paths if _is_called(module, path, lambda: answer(module, (x, x, x)))), "")
+    found = next((path for path in paths if _is_called(module, path, lambda: answer(module, (x, x, x)))), "")
+    if not found:
+        raise TargetError(f"it adds its input, and none of its layers gives the rest alone: {REMEDY}")
+    return found
 
 
 def _is_called(module: nn.Module, path: str, call: Callable[[], Any]) -> bool:

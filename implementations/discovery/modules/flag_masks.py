@@ -17,6 +17,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     ClaimCheck,
     near_outputs,
 )
+from attention_conformance.implementations.discovery.documented import states_numbers_alone
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.modules.module_masks import is_published, shaped
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
@@ -53,6 +54,14 @@ def without_flags(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list
         return check, []
     lost = {*KINDS, Feature.MASK_GRADIENT}
     return check.without(lost), [unclaimed("masks", "only whether one is given matters, and not what it holds")]
+
+
+def without_unstated(kind: object, call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check without boolean masks, which its names promise, where its documentation speaks of numbers alone."""
+    own = call.options.spelled.get("bool_mask", "")
+    if not own or Feature.BOOL_MASK not in check.claims or not states_numbers_alone(kind, own):
+        return check, []
+    return check.without({Feature.BOOL_MASK}), [unclaimed("bool-mask", f"by its documentation {own!r} is added")]
 
 
 def without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> tuple[ClaimCheck, list[str]]:

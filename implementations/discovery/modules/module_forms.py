@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from attention_conformance.implementations.adapters.torch_module import in_mode
-from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.attempts import attempts
 from attention_conformance.implementations.discovery.modules.bare import around, tap_of
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
@@ -73,20 +72,6 @@ def found_form(kind: type[nn.Module], polarity: Polarity) -> Form:
         raise reduce(_telling, refused)
     refuse_more_than_attention(first[0], first[1])
     return first
-
-
-def refuse_small_heads(make: Constructor, call: ModuleCall) -> None:
-    """Refuses what answers, but not at the sizes at which its form is looked for, so that only its names are known.
-
-    Raises:
-        TargetError: it raises there.
-    """
-    with torch.random.fork_rng(devices=[]):
-        module = in_mode(built(make), False)
-        outcome = safe_call(lambda: call.plain(module, [torch.randn(2, make.tokens, make.width)] * 3, make.heads))
-    if outcome.error:
-        width = make.width // make.heads
-        raise TargetError(f"what it does is unknown, as heads of {width} components raise {outcome.error}: {REMEDY}")
 
 
 class UnknownFormError(TargetError):

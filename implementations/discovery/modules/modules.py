@@ -50,7 +50,11 @@ from attention_conformance.implementations.discovery.mask_notes import mask_find
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
 from attention_conformance.implementations.discovery.modules.constructors import LOOKS, Constructor, built, with_groups
 from attention_conformance.implementations.discovery.modules.dropping import RATE, with_dropout
-from attention_conformance.implementations.discovery.modules.flag_masks import without_flags, without_swallowed
+from attention_conformance.implementations.discovery.modules.flag_masks import (
+    without_flags,
+    without_swallowed,
+    without_unstated,
+)
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.head_sizes import with_head_sizes
 from attention_conformance.implementations.discovery.modules.layout import (
@@ -63,11 +67,7 @@ from attention_conformance.implementations.discovery.modules.layout import (
 from attention_conformance.implementations.discovery.modules.left_out import left_out
 from attention_conformance.implementations.discovery.modules.left_padding import without_rows_emptied_twice
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
-from attention_conformance.implementations.discovery.modules.module_forms import (
-    found_form,
-    norms_inside,
-    refuse_small_heads,
-)
+from attention_conformance.implementations.discovery.modules.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.modules.module_masks import (
     SHAPES,
     as_seen,
@@ -77,6 +77,7 @@ from attention_conformance.implementations.discovery.modules.module_masks import
 from attention_conformance.implementations.discovery.modules.module_runs import built_for, module_run
 from attention_conformance.implementations.discovery.modules.narrow_windows import with_narrow_window
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.modules.other_forms import refuse_other_forms
 from attention_conformance.implementations.discovery.modules.own_backward import own_backward
 from attention_conformance.implementations.discovery.modules.own_cache import InPieces, calls_in_pieces, unused_caches
 from attention_conformance.implementations.discovery.modules.promises import (
@@ -190,7 +191,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         ),
         device,
     ).in_first_dtype()
-    if make.look != LOOKS[0] and not has_published_interface(kind):
+    published = has_published_interface(kind)
+    if make.look != LOOKS[0] and not published:
         check, _ = with_head_sizes(make, call, check)
     if conventions.default_scale is DefaultScale.ONE:
         check = check.stating("its scores are not scaled")
@@ -198,26 +200,27 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check = replace(check, adapt=partial(module_run, make))
     first, second = check.run(PLAIN), check.run(PLAIN)
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
-    if variant is None and not has_published_interface(kind):
-        refuse_small_heads(make, call)
     evaluating = not second.error and not equal_outputs(first, second)
     check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
-    call, check, masks = with_mask_form(call, check, observed, has_published_interface(kind))
+    if not published:
+        refuse_other_forms(make, call, check, variant)
+    call, check, masks = with_mask_form(call, check, observed, published)
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
-    even = call.rotates or (needs_even(make, call) and not has_published_interface(kind))
+    even = call.rotates or (needs_even(make, call) and not published)
     limits = limits_of(make, call)
     if call.form in SHAPES or even or limits:
         fit = partial(fit_of_call, call, even, limits, make.kv_heads)
         check = replace(check, claims=replace(check.claims, fit=fit))
-    check, sizes = (check, []) if has_published_interface(kind) else with_head_sizes(make, call, check)
+    check, sizes = (check, []) if published else with_head_sizes(make, call, check)
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
     check, flags = without_flags(call, check) if observed else (check, [])
     check, seen = as_seen(call, check) if observed else (check, [])
-    check, swallowed = without_swallowed(call, check, has_published_interface(kind))
-    seen = [*limits.notes, *sizes, *masks, *flags, *seen, *swallowed]
+    check, stated = without_unstated(kind, call, check)
+    check, swallowed = without_swallowed(call, check, published)
+    seen = [*limits.notes, *sizes, *masks, *flags, *seen, *stated, *swallowed]
     plain = check.run(PLAIN)
     extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))
     always = replace(NO_PREMISES if variant is None else variant.premises, causal=False, length=length)

@@ -78,3 +78,55 @@ def test_heads_of_keys_in_settings_and_rows_that_are_emptied_twice(make: Make) -
     case = Case(padding=Padding.LEFT)
     assert isinstance(fit(case, made.claims), Unsupported)
     assert_conforms(made)
+
+
+HEADED = """
+class f(nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.h, self.qkv, self.o = n_heads, nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        {own}
+    def forward(self, x):
+        q, k, v = map({parts}, (x, x, x), (0, 1, 2))
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        a = {after}
+        return {answer}
+    def stacked(self, x, at):
+        return split(self.qkv(x).chunk(3, -1)[at], self.h)
+    def rolled(self, x, at):
+        return split(self.qkv(x).roll(5, -1).chunk(3, -1)[at], self.h)
+"""
+OTHER_FORMS = {
+    "it adds its input, and none of its layers gives the rest alone": {
+        "after": "s.softmax(-1) @ v",
+        "answer": "x + F.linear(a.transpose(1, 2).flatten(2), self.o.weight)",
+    },
+    "its answer depends on its inputs without their values, too": {
+        "after": "s.softmax(-1) @ v + q",
+        "answer": "self.o(a.transpose(1, 2).flatten(2))",
+    },
+    "its scores are 0.577 times the usual ones, beside 'table'": {
+        "own": "self.table = nn.Parameter(torch.randn(2, d_model))",
+        "after": "((s + (x @ self.table.mT).sum(-1)[:, None, None]) / 3**0.5).softmax(-1) @ v",
+        "answer": "self.o(a.transpose(1, 2).flatten(2))",
+    },
+}
+
+
+@pytest.mark.parametrize("why", OTHER_FORMS)
+def test_what_is_no_attention_with_a_mistake_is_refused(make: Make, why: str) -> None:
+    assert refused(make, HEADED.format(**{"own": "", "parts": "self.stacked", **OTHER_FORMS[why]})).startswith(why)
+
+
+def test_weights_that_lie_in_no_known_way_are_not_judged(make: Make) -> None:
+    text = HEADED.format(
+        own="", parts="self.rolled", after="s.softmax(-1) @ v", answer="self.o(a.transpose(1, 2).flatten(2))"
+    )
+    assert "values" in refused(make, text)
+
+
+@pytest.mark.parametrize("after", ["(s * 0.6).softmax(-1) @ v", "s.softmax(1) @ v", "s.softmax(-1) @ k"])
+def test_an_attention_with_a_mistake_is_judged(make: Make, after: str) -> None:
+    text = HEADED.format(own="", parts="self.stacked", after=after, answer="self.o(a.transpose(1, 2).flatten(2))")
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(make(text))

@@ -1,0 +1,156 @@
+"""Other forms: modules that are no attention with a mistake, but something else, of which no answer can be expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from attention_conformance.implementations.adapters.torch_module import in_mode
+from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.always import rows
+from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
+from attention_conformance.implementations.discovery.coarser_dtypes import of_module
+from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
+from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.template import Variant
+from attention_conformance.implementations.discovery.probe import Floats, near
+from attention_conformance.implementations.discovery.signatures import ADAPTER
+from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Array, Problem
+
+REMEDY = ADAPTER.removeprefix("or ")
+INPUTS = ("query", "key", "value")
+MUCH = 0.25
+"""The share of an answer that is more than a mistake."""
+SCALES, POINTS, TIMES = (1.0 / 8.0, 8.0), 25, 5
+"""Factors of the usual scale that are looked for, how many are tried between two, and how often between the nearest."""
+
+
+def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, variant: Variant | None) -> None:
+    """Refuses what answers as no attention that is known, and has more in it, or elsewhere, than a mistake explains.
+
+    Raises:
+        TargetError: it is such a one.
+    """
+    if variant is not None and variant.known:
+        return
+    if variant is None:
+        _refuse_small_heads(make, call)
+    problem = _problem(check)
+    if problem is None:
+        return
+    if _has_more_than_values(check, problem):
+        raise TargetError(f"its answer depends on its inputs without their values, too: {REMEDY}")
+    if all(_reads_elsewhere(check, each) for each in (problem, _problem(check, 1) or problem)):
+        raise TargetError(f"which of its weights are those of the values is unknown: {REMEDY}")
+    if make.held and (scale := _own_scale(check)):
+        given = ", ".join(repr(path) for path in make.held)
+        raise TargetError(f"its scores are {scale:.3g} times the usual ones, beside {given}: {REMEDY}")
+
+
+def _refuse_small_heads(make: Constructor, call: ModuleCall) -> None:
+    """Refuses what answers, but not at the sizes at which its form is looked for, so that only its names are known.
+
+    Raises:
+        TargetError: it raises there.
+    """
+    with torch.random.fork_rng(devices=[]):
+        module = in_mode(built(make), False)
+        outcome = safe_call(lambda: call.plain(module, [torch.randn(2, make.tokens, make.width)] * 3, make.heads))
+    if outcome.error:
+        width = make.width // make.heads
+        raise TargetError(f"what it does is unknown, as heads of {width} components raise {outcome.error}: {REMEDY}")
+
+
+def _problem(check: ClaimCheck, tokens: int = 6, heads: int = 3) -> Problem | None:
+    case = PLAIN.sized(query_length=tokens, key_length=tokens, num_heads=heads, num_kv_heads=0)
+    fitted = fit(case, check.claims)
+    return None if isinstance(fitted, Unsupported) else build(fitted, check.dtype).forward_only()
+
+
+def _zeros(problem: Problem, *names: str) -> Problem:
+    arrays = problem.arrays()
+    return problem.with_arrays({name: np.zeros_like(arrays[name]) for name in names if name in arrays})
+
+
+def _has_more_than_values(check: ClaimCheck, problem: Problem) -> bool:
+    """Whether its inputs reach its answer without any values, nearly as much as by them; a little is a mistake."""
+    without = _zeros(problem, "w_v", "b_v")
+    arrays = problem.arrays()
+    moved = without.with_arrays({name: 0.5 - arrays[name] for name in INPUTS if name in arrays})
+    whole, one, other = (rows(check, each) for each in (problem, without, moved))
+    if whole is None or one is None or other is None or near(whole, one, check.dtype):
+        return False
+    return float(np.abs(one - other).max()) > MUCH * float(np.abs(whole - one).max())
+
+
+def _reads_elsewhere(check: ClaimCheck, problem: Problem) -> bool:
+    """Whether tokens that are all alike, and scores that are all equal, give something else than their projected value.
+
+    Whatever normalises the weights, along whatever axis, only multiplies that.
+    """
+    arrays = problem.arrays()
+    alike = {name: np.repeat(arrays[name][:, :1], arrays[name].shape[1], 1) for name in INPUTS if name in arrays}
+    biases = [name for name in problem.parameters if name.startswith("b_")]
+    equal = _zeros(problem, "w_q", "w_k", *biases).with_arrays(alike)
+    got = rows(check, equal)
+    return got is not None and not any(_multiple(got, each) for each in _projected(equal))
+
+
+def _projected(problem: Problem) -> Iterator[Floats]:
+    """The value of each token through the weights of values and of the output, or through the former alone."""
+    arrays: dict[str, Array] = problem.arrays()
+    value = arrays.get("value", arrays.get("key", arrays["query"])).astype(np.float64)
+    heads = value @ arrays["w_v"].astype(np.float64)
+    times = problem.num_heads // problem.num_kv_heads
+    each = heads.reshape(*heads.shape[:2], problem.num_kv_heads, -1).repeat(times, 2)
+    yield each.reshape(*heads.shape[:2], -1)
+    if "w_o" in arrays:
+        yield each.reshape(*heads.shape[:2], -1) @ arrays["w_o"].astype(np.float64)
+
+
+def _multiple(got: Floats, expected: Floats) -> bool:
+    """Whether some row of an answer, in all samples, is but for a little a multiple of the expected one."""
+    if got.shape != expected.shape:
+        return False
+    times = (got * expected).sum(-1, keepdims=True) / (expected * expected).sum(-1, keepdims=True)
+    rest = np.abs(got - times * expected).max((0, 2))
+    return bool((rest <= MUCH * np.abs(got).max((0, 2))).any())
+
+
+def _own_scale(check: ClaimCheck) -> float:
+    """The factor of the usual scale that explains its answers, with few heads as with many; 0 where none does.
+
+    One that depends on the number of heads is that of all of them together, a mistake.
+    """
+    problems = [_problem(check, heads=heads) for heads in (3, 2)]
+    few, many = (0.0 if each is None else _factor(check, each) for each in problems)
+    return few if math.isclose(few, many, rel_tol=1e-2) else 0.0
+
+
+def _factor(check: ClaimCheck, problem: Problem) -> float:
+    """The factor of the usual scale that explains an answer; 0 where none does."""
+    got = rows(check, problem)
+    width = problem.parameters["w_q"].shape[-1] // problem.num_heads
+    if got is None or problem.num_heads != problem.num_kv_heads:
+        return 0.0
+
+    def off(factor: float, causal: bool) -> float:
+        return float(np.abs(of_module(problem, factor * width**-0.5, causal) - got).max())
+
+    for causal in (False, True):
+        low, high = (math.log(each) for each in SCALES)
+        for _ in range(TIMES):
+            tried = np.linspace(low, high, POINTS)
+            at = int(np.argmin([off(float(np.exp(each)), causal) for each in tried]))
+            low, high = tried[max(at - 1, 0)], tried[min(at + 1, POINTS - 1)]
+        best = float(np.exp((low + high) / 2))
+        if off(best, causal) < 1e-3 * float(np.abs(got).max()) and not math.isclose(best, 1.0, rel_tol=1e-2):
+            return best
+    return 0.0
