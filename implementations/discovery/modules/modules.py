@@ -197,8 +197,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
     evaluating = not second.error and not equal_outputs(first, second)
     check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
-    if not published:
-        refuse_other_forms(make, call, check, variant)
+    refuse_other_forms(make, call, check, variant)
     call, check, masks = with_mask_form(call, check, observed, published)
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)

@@ -17,6 +17,7 @@ from attention_conformance.implementations.discovery.claim_checks import PLAIN, 
 from attention_conformance.implementations.discovery.coarser_dtypes import of_module
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.promises import has_published_interface
 from attention_conformance.implementations.discovery.modules.template import Variant
 from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.implementations.discovery.signatures import ADAPTER
@@ -38,7 +39,8 @@ def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, v
     Raises:
         TargetError: it is such a one.
     """
-    if variant is not None and variant.known:
+    published = isinstance(make.kind, type) and has_published_interface(make.kind)
+    if published or (variant is not None and variant.known):
         return
     if variant is None:
         _refuse_small_heads(make, call)

@@ -12,9 +12,11 @@ from attention_conformance.implementations.builtin.stepwise.steps import OP_FEAT
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions
-from attention_conformance.spec.features import QkNorm, Scope
+from attention_conformance.spec.features import Feature, QkNorm, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.harness.explain.diagnosis.conditions import conditions
+from attention_conformance.tests.harness.explain.diagnosis.diagnosed import FailingCheck
+from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose
 from attention_conformance.tests.harness.explain.diagnosis.edits import alone, in_parts
 from attention_conformance.tests.harness.explain.diagnosis.magnitudes import parts
 from attention_conformance.tests.harness.explain.diagnosis.observation import Prober, observed
@@ -150,3 +152,23 @@ def test_gradients_of_different_mistakes_are_explained_one_by_one() -> None:
         ("query", right["gradients.query"].value),
     ):
         assert np.allclose(made.gradients[name], expected)
+
+
+def test_the_size_of_a_tile_is_named_after_cases_that_tell_it_from_others() -> None:
+    def short(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+        for row in range(query.shape[-2] if is_causal else 0):
+            last = min(row // 32 * 32 + 31, query.shape[-2] - 1)
+            scores[..., row, min(row + 1, -(-last // 32) * 32) :] = -torch.inf
+        weights: Tensor = scores.softmax(-1).nan_to_num(0.0)
+        return weights @ value
+
+    own = frozenset(
+        {Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH, Feature.CAUSAL}
+    )
+    candidate = Implementation("candidate", Claims(Scope.OP, own), torch_op(short))
+    cases = [Case(causal=True, seed=n).sized(query_length=n, key_length=n) for n in (1, 33, 65)]
+    checks = [FailingCheck("causal.square", case, "float64", "output") for case in cases]
+    found = diagnose(candidate, checks, dtypes=("float64",))
+    assert found is not None
+    assert found.name == "number of tiles of 32 keys for 32 queries one short where the last key begins a tile"

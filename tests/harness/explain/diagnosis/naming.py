@@ -181,7 +181,9 @@ class _Search:
         return self._of((found.hypothesis,), found, when, rest) if most or rest else None
 
     def _all_sound(self, when: tuple[Condition, ...]) -> list[Score]:
-        return [score for score in self.scores if self._sound(score, when)]
+        """Those that nothing speaks against; NaN is the same whatever made it, and names nothing under a condition."""
+        sound = [score for score in self.scores if self._sound(score, when)]
+        return [s for s in sound if not when or any(each.wrong_numbers for each in s.explained)]
 
     def _of(
         self, hypotheses: tuple[Hypothesis, ...], score: Score, when: tuple[Condition, ...], rest: str = ""

@@ -19,6 +19,7 @@ PLURAL = {"key": "keys", "sample": "samples", "head": "heads", "query": "queries
 MORE = {"batch": 3, "num_heads": 5}
 LONGER = 100
 SEEDS = (41, 42)
+TILES = (16, 32, 64)
 FAR_APART = 60.0
 
 
@@ -30,6 +31,8 @@ def other_sizes(base: Case) -> Iterator[Case]:
     yield base.sized(query_length=s.query_length + 3, key_length=s.key_length + 3)
     yield base.sized(query_length=9, key_length=9)
     yield base.sized(batch=1)
+    for tile in TILES:  # of this size, or of another one
+        yield base.sized(query_length=tile + 1, key_length=tile + 1)
 
 
 def wider_scores(base: Case) -> Iterator[Case]:
