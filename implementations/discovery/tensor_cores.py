@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -12,17 +11,14 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import Floats
+from attention_conformance.implementations.discovery.read_bits import moved_in_cells, same_in_cells
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import ProductPrecision
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.optional import imported
-from attention_conformance.spec.problem import Array, Problem
+from attention_conformance.spec.problem import Problem
 
-CELL, CELL_OF_BFLOAT16 = 1 << 13, 1 << 16
-"""From one number of TF32 to the next, and from one of bfloat16, in units of the last place of float32."""
-QUARTER, EIGHTH = CELL >> 2, CELL >> 3
-"""At a quarter of a cell, an eighth more or less is left out, by rounding to the nearest and by cutting off alike."""
 PARTS = 2.0**-20
 """How far a value may be from itself where it is the sum of two that tensor cores read: twice the unit roundoff."""
 SIZES = (PLAIN, PLAIN.sized(query_length=64, key_length=64, d_k=64, d_v=64))
@@ -52,25 +48,6 @@ def reads_tf32(check: ClaimCheck, case: Case) -> bool:
         return False
     problems = moved_in_cells(build(fitted, "float32").forward_only())
     return same_in_cells([safe_call(partial(_output, check, each)).value for each in problems])
-
-
-def moved_in_cells(problem: Problem) -> list[Problem]:
-    """A problem in float32 whose keys and values are moved by what TF32 leaves out, and last by what bfloat16 does."""
-    steps = (QUARTER, QUARTER + EIGHTH, QUARTER - EIGHTH, QUARTER + CELL)
-    names = ("key", "value")  # kernels may multiply queries by the scale before they are read
-    return [problem.with_arrays({n: _in_cells(getattr(problem, n), step) for n in names}) for step in steps]
-
-
-def same_in_cells(outputs: Sequence[Floats | None]) -> bool:
-    """Whether the outputs for these problems are the same number by number, but for the last."""
-    first, *near, far = (np.zeros(0) if each is None else each for each in outputs)
-    return first.size > 0 and all(np.array_equal(first, each) for each in near) and not np.array_equal(first, far)
-
-
-def _in_cells(array: Array, step: int) -> Array:
-    """Numbers of bfloat16 and this many units of the last place of float32."""
-    bits = np.ascontiguousarray(array, np.float32).view(np.int32)
-    return ((bits & -CELL_OF_BFLOAT16) + step).view(np.float32)
 
 
 def _reads_two_parts(check: ClaimCheck) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.shipped.shipped import as_shipped
+from attention_conformance.implementations.discovery.shipped.shipped_others import interfaces
 from attention_conformance.implementations.discovery.signatures import positional, role, signature_of
 from attention_conformance.implementations.discovery.vocabulary import INPUTS
 
@@ -37,7 +39,12 @@ class InputsFirst:
 
 
 def with_inputs_first(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, or one that takes its inputs first, where something that is none stands before one of them."""
+    """The function, or one that takes its inputs first, where something that is none stands before one of them.
+
+    A published interface has a place of its own for what stands before them.
+    """
+    if as_shipped(function, interfaces()):
+        return function
     signature = safe_call(lambda: signature_of(function)).value
     if signature is None:
         return function

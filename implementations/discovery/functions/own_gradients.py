@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -19,13 +19,16 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN
 from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
-from attention_conformance.implementations.discovery.functions.laid_out import LaidOut
 from attention_conformance.implementations.discovery.functions.needed_tables import GRADIENTS, NeededTables
 from attention_conformance.implementations.discovery.signatures import is_variadic, positional, required, signature_of
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
+from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import Array, Problem
+
+if TYPE_CHECKING:
+    from attention_conformance.implementations.discovery.functions.laid_out import LaidOut
 
 INPUTS = ("query", "key", "value")
 SHARED = {Sharing.SELF: INPUTS, Sharing.KEY_VALUE: INPUTS[1:]}
@@ -112,6 +115,10 @@ def _inside(op: NumpyOp, function: Callable[..., Any]) -> Chosen:
 
 def _layout(op: NumpyOp) -> LaidOut | None:
     """The layout through which a run calls its function; None where it is that of the suite."""
+    if not optional("torch"):
+        return None
+    from attention_conformance.implementations.discovery.functions.laid_out import LaidOut  # imports torch
+
     called = getattr(op.function, "function", None)
     layout = getattr(called, "function", None)
     return layout if isinstance(layout, LaidOut) else None

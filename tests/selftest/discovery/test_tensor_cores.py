@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.discovery import tensor_cores
 from attention_conformance.implementations.discovery.functions.functions import function_candidate
+from attention_conformance.implementations.discovery.read_bits import CELL
 from attention_conformance.reference.bounds.precision import precision
 from attention_conformance.spec.conventions import ProductPrecision
 
@@ -19,7 +20,7 @@ def cut(x: Tensor) -> Tensor:
     """What tensor cores read of float32 numbers."""
     if x.dtype != torch.float32:
         return x
-    return (x.contiguous().view(torch.int32) & -tensor_cores.CELL).view(torch.float32)
+    return (x.contiguous().view(torch.int32) & -CELL).view(torch.float32)
 
 
 def of_two(x: Tensor) -> Tensor:

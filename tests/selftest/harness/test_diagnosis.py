@@ -12,7 +12,7 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Steps
 from attention_conformance.implementations.defects import catalogue
-from attention_conformance.implementations.discovery.tensor_cores import CELL
+from attention_conformance.implementations.discovery.read_bits import CELL
 from attention_conformance.spec.cases import Case, MaskKind, Pattern
 from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature, Scope

@@ -6,7 +6,7 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import answer
-from attention_conformance.implementations.discovery.tensor_cores import moved_in_cells, same_in_cells
+from attention_conformance.implementations.discovery.read_bits import moved_in_cells, same_in_cells
 from attention_conformance.reference.arrays import Floats
 from attention_conformance.spec.problem import DTYPES
 from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, answered
