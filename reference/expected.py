@@ -158,8 +158,11 @@ OF_TOKENS = {
 def _without_padded_tokens(
     problem: Problem, conventions: Conventions, parts: Mapping[str, Expected]
 ) -> dict[str, Expected]:
-    """The parts, in which anything is right for padded tokens where it is claimed that these are unspecified."""
-    padded = ~padding(problem)[:, 0, -1, :]
+    """The parts, in which anything is right for padded tokens where it is claimed that these are unspecified.
+
+    Padded are those that no query sees: under a length for each query some are hidden from a few alone.
+    """
+    padded = ~np.asarray(padding(problem).any((-3, -2)))  # (B, L)
     if conventions.padded_tokens is PaddedTokens.COMPUTED or problem.sharing is not Sharing.SELF or not padded.any():
         return dict(parts)
     opened: dict[str, Expected] = {}

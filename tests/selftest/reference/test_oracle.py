@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from attention_conformance.reference.expected import Expected, sample_rows, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, ModuleForm, Padding, Pattern, Sharing, Sizes
-from attention_conformance.spec.conventions import Alignment, Conventions, EmptyRow
+from attention_conformance.spec.conventions import Alignment, Conventions, EmptyRow, PaddedTokens
 from attention_conformance.spec.covering import combinations
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES
@@ -77,6 +77,19 @@ def test_empty_rows_agree(case: Case, answer: EmptyRow, conventions: Conventions
         gradient = solve(build(case, "float64"), claimed).parts["gradients.query"]
         assert gradient.unspecified.any() == rows.any()
         assert np.isfinite(gradient.value[~gradient.unspecified]).all()
+
+
+@pytest.mark.parametrize("padding", [Padding.RIGHT, Padding.LENGTHS, Padding.QUERY_LENGTHS])
+def test_nothing_is_expected_of_tokens_that_no_query_sees(padding: Padding) -> None:
+    problem = build(Case(Sizes(query_length=9, key_length=9), module=cases.SELF, padding=padding), "float64")
+    parts = solve(problem, Conventions(padded_tokens=PaddedTokens.UNSPECIFIED)).parts
+    lengths = problem.valid_lens if problem.key_padding_mask is None else problem.key_padding_mask.sum(-1)
+    longest = np.asarray(lengths).reshape(len(problem.query), -1).max(-1)
+    padded = np.arange(9) >= longest[:, None]
+    assert padded.any()
+    assert (parts["output"].unspecified == padded[..., None]).all()
+    assert (parts["log_sum_exp"].unspecified == padded[:, None]).all()
+    assert (parts["weights"].unspecified == padded[:, None, :, None]).all()
 
 
 @pytest.mark.parametrize("kind", ["bool", "float", "padding", "causal"])
