@@ -32,9 +32,13 @@ OF_SCALING = {"scaling"}
 STRETCHED = {"type": "linear", "rope_type": "linear", "factor": 2.0}
 OF_CAUSALITY = {"causal", "decoder", "autoregressive"}
 """Words in the names of flags that hide later tokens."""
-Three: TypeAlias = tuple[Constructor, Constructor, Constructor]
-NO_OPTIONS = {"dtype", "device", "return", "output", "need", "init", "eps", "kdim", "vdim", "std", "seed", "checkpoint"}
-"""Words in the names of what changes nothing, or only what is returned."""
+Pair: TypeAlias = tuple[Constructor, tuple[str, str]]
+"""What is built with two options, and by which texts it is known with each of them."""
+NO_OPTIONS = {
+    *("dtype", "device", "return", "output", "need", "init", "eps", "kdim", "vdim", "std", "seed", "checkpoint"),
+    *("batch", "layout"),
+}
+"""Words in the names of what changes nothing, or only what is returned, or in which axes the inputs come."""
 
 
 def turned_on(make: Constructor) -> Iterator[tuple[str, Constructor]]:
@@ -51,15 +55,15 @@ def turned_on(make: Constructor) -> Iterator[tuple[str, Constructor]]:
     yield from islice(_built(make, [p for p in options if not words_of(p.name) & NO_OPTIONS]), MOST)
 
 
-def causal_too(usual: Constructor, others: Mapping[str, Constructor]) -> Iterator[tuple[str, Three]]:
-    """The class as it is built with each of these options and the one that hides later tokens, together and alone."""
+def causal_too(usual: Constructor, others: Mapping[str, Constructor]) -> Iterator[tuple[str, Pair]]:
+    """The class as it is built with each of these options and the one that hides later tokens, by a text."""
     causal = next((how for how, each in others.items() if _words_of_option(usual, each) & OF_CAUSALITY), "")
     for how, other in others.items() if causal else ():
         if how != causal:
             flag = others[causal]
             both = replace(other, options={**other.options, **flag.options}, changed={**other.changed, **flag.changed})
             if _can_be_built(both):
-                yield f"{causal} and {how}", (both, flag, other)
+                yield f"{causal} and {how}", (both, (causal, how))
 
 
 def _words_of_option(usual: Constructor, other: Constructor) -> set[str]:

@@ -85,14 +85,13 @@ def _otherwise(
 ) -> dict[str, Run]:
     """The runs of a class as it is built with each of these options, and with one that hides later tokens as well."""
     pairs = dict(causal_too(usual, makes))
-    every = {**makes, **{how: both for how, (both, *_) in pairs.items()}}
+    every = {**makes, **{how: both for how, (both, _) in pairs.items()}}
     found = {how: _optional(each, module, call, sized, check) for how, each in every.items()}
     runs = {how: each for how, each in found.items() if each is not None}
-    by_make = {id(make): runs[how] for how, make in makes.items() if how in runs}
     together: dict[str, Run] = {
-        f"{how}, and what it sees": SeenTogether(runs[how], (by_make[id(flag)], by_make[id(other)]))
-        for how, (_, flag, other) in pairs.items()
-        if how in runs and id(flag) in by_make and id(other) in by_make
+        f"{how}, and what it sees": SeenTogether(runs[how], (runs[causal], runs[other]))
+        for how, (_, (causal, other)) in pairs.items()
+        if {how, causal, other} <= runs.keys()
     }
     return {**runs, **together}
 

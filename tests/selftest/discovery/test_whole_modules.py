@@ -300,10 +300,14 @@ class f(nn.Module):
         super().__init__()
         self.h, width = config.n_head, config.n_embd
         self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
-        self.gated = getattr(config, "gated", False)
+        self.gated, self.first = getattr(config, "gated", False), getattr(config, "batch_first", True)
         if self.gated:
             self.gate = nn.Linear(width, self.h)
     def forward(self, x):
+        if not self.first:
+            self.first, x = True, x.transpose(0, 1)
+            answer, self.first = self(x).transpose(0, 1), False
+            return answer
         q, k, v = (split(each(x), self.h) for each in (self.q, self.k, self.v))
         y = attend(q, k, v)[0]
         if self.gated:
@@ -314,7 +318,7 @@ class f(nn.Module):
 
 @pytest.mark.parametrize(("opened", "wrong"), [(".mT", False), (".reshape(len(x), self.h, -1)", True)])
 def test_a_setting_that_is_off_is_turned_on(make: Make, opened: str, wrong: bool) -> None:
-    """Without an output projection heads in another order are outputs in another order."""
+    """Without an output projection heads in another order are outputs in another order; axes of inputs stay."""
     assert is_caught(make, CONFIGURED.format(opened=opened)) is wrong
 
 
