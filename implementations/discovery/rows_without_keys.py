@@ -100,11 +100,14 @@ def empty_lengths_as_seen(check: ClaimCheck) -> ClaimCheck:
     claims, fitted = check.claims, fit(EMPTY_LENGTHS, check.claims)
     if isinstance(fitted, Unsupported):
         return check
-    if check.answer(build(fitted, check.dtype).forward_only()).refused:
+    outcome = check.answer(build(fitted, check.dtype).forward_only())
+    if outcome.refused:
         return _without_empty_lengths(check, "a valid length of 0 is refused")
     if Feature.KEY_PADDING not in claims:
         return empty_rows_as_seen(check, EMPTY_LENGTHS, ("padding",))
-    if (_empty_row(check, fitted, 0) or EmptyRow.ZEROS) is claims.conventions.empty_row_padding:
+    zeros = not outcome.error and not output_of(outcome)[-1, ..., 0, :].any()
+    answer = EmptyRow.ZEROS if zeros else _empty_row(check, fitted, 0)
+    if answer in (None, claims.conventions.empty_row_padding):  # None: no answer that is known, which is to be judged
         return check
     return _without_empty_lengths(check, "a sample of length 0 gets another answer than one without keys by padding")
 

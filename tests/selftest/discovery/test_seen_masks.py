@@ -275,3 +275,20 @@ def test_a_length_of_0_is_judged_as_it_is_answered(make: Make, first: str, judge
     made = make(OF_LENGTHS.format(first=first))
     assert isinstance(fit(Case(padding=Padding.EMPTY_LENGTHS), made.claims), Case) is judged
     assert made.claims.conventions.empty_row_padding is answer
+
+
+ZEROED = "value, valid_lens = value * (valid_lens > 0)[:, None, None, None], valid_lens.clamp(min=1)"
+
+
+@pytest.mark.parametrize(("first", "judged"), [(WHOLE, True), ("", True), (ZEROED, False)])
+def test_a_length_of_0_beside_a_padding_mask(make: Make, first: str, judged: bool) -> None:
+    """Another known answer than that of padding is not judged; what is none is a mistake."""
+    text = OF_LENGTHS.replace("valid_lens=None", "key_padding_mask=None, valid_lens=None").replace(
+        "    return attend(query, key, value)[0]\n",
+        "    seen = None if key_padding_mask is None else key_padding_mask[:, None, None]\n"
+        "    return attend(query, key, value, seen)[0]\n",
+    )
+    made = make(text.format(first=first))
+    assert Feature.KEY_PADDING in made.claims
+    assert made.claims.conventions.empty_row_padding is EmptyRow.NAN
+    assert isinstance(fit(Case(padding=Padding.EMPTY_LENGTHS), made.claims), Case) is judged
