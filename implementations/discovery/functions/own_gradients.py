@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import permutations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -137,9 +136,9 @@ def with_own_gradients(made: Implementation) -> Implementation:
     layout = _layout(op)
     for how, both in _passes(call.function if layout is None else layout.function):
         run = OwnGradients(op, both)
-        found = safe_call(partial(run.computed, problem.fresh(), "cpu")).value
-        order = None if found is None else _order(problem, found[1])
+        order = _order(run, problem)
         if order is not None:
+            how = how if order == INPUTS else f"{how}, in the order {', '.join(order)}"
             claims = replace(made.claims, features=made.claims.features | {Feature.GRADIENTS})
             about = "; ".join([made.about, how])
             stated = (*made.stated, how)
@@ -147,11 +146,21 @@ def with_own_gradients(made: Implementation) -> Implementation:
     return made
 
 
-def _order(problem: Problem, found: Sequence[Array]) -> tuple[str, ...] | None:
-    """What three arrays of these shapes are the gradients of; None where they are of nothing."""
-    shapes = [array.shape for array in found]
-    orders = permutations(INPUTS) if len(shapes) == len(INPUTS) else ()
-    return next((o for o in orders if shapes == [problem.arrays()[name].shape for name in o]), None)
+def _order(run: OwnGradients, problem: Problem) -> tuple[str, ...] | None:
+    """What the three arrays are the gradients of, that of the query first or last; None where they are of nothing.
+
+    Most have one shape; that of the query vanishes where all keys are 0.
+    """
+    shapes = [array.shape for array in _found(run, problem)]
+    orders = [o for o in (INPUTS, INPUTS[::-1]) if shapes == [problem.arrays()[name].shape for name in o]]
+    without = _found(run, problem.with_arrays({"key": np.zeros_like(problem.key)})) if orders else []
+    vanishing = [at for at, array in enumerate(without) if not array.any()]
+    return next((o for o in orders if vanishing == [o.index("query")]), next(iter(orders), None))
+
+
+def _found(run: OwnGradients, problem: Problem) -> list[Array]:
+    outcome = safe_call(partial(run.computed, problem.fresh(), "cpu")).value
+    return [] if outcome is None else outcome[1]
 
 
 def _passes(function: Any) -> Iterator[tuple[str, Pass]]:
@@ -180,16 +189,14 @@ def _next_to(forward: Any, backward: Any, inputs: Sequence[Any], options: Mappin
     answer = forward(*inputs, **options)
     output, *saved = answer if isinstance(answer, tuple) else (answer,)
     named = dict(zip((p.name for p in positional(signature_of(forward))), inputs, strict=False)) | {**options}
+    parameters = [p for p in signature_of(backward).parameters.values() if not is_variadic(p)]
+    wanted = [p.name.lower() for p in parameters if p.name.lower() in SAVED and p.name not in named]
+    kept = dict(zip(wanted, saved, strict=True)) if len(wanted) == len(saved) else {}  # which of several is unknown
+    known = {**dict.fromkeys(GRADIENTS, dout), **kept, **dict.fromkeys(OUTPUTS, output), **named}
     given = {}
-    for parameter in signature_of(backward).parameters.values():
+    for parameter in parameters:
         name = parameter.name.lower()
-        known = {
-            **dict.fromkeys(GRADIENTS, dout),
-            **(dict.fromkeys(SAVED, saved[0]) if saved else {}),
-            **dict.fromkeys(OUTPUTS, output),
-            **named,
-        }
-        if is_variadic(parameter) or (name not in known and not required(parameter)):
+        if name not in known and not required(parameter):
             continue
         given[parameter.name] = known[parameter.name] if parameter.name in known else known[name]
     return answer, backward(**given)

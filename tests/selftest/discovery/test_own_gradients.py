@@ -49,3 +49,25 @@ def test_gradients_of_its_own_are_judged(make: Make, form: str, axes: str, scale
 
 def test_a_backward_pass_of_another_name_is_not_its_own(make: Make) -> None:
     assert Feature.GRADIENTS not in make(PASSES.format(scale="scale", axes="B, H, L, d") + "f = f_forward").claims
+
+
+IN_ORDER = """
+def f_backward(dout, q, k, v, p, scale=None):
+    dq, dk, dv = gradients(dout, q, k, v, p, scale)
+    return {}
+f = f_forward
+"""
+
+
+@pytest.mark.parametrize(("returned", "stated", "wrong"), [("dv, dk, dq", True, False), ("dk, dq, dv", False, True)])
+def test_that_of_the_query_may_come_last(make: Make, returned: str, stated: bool, wrong: bool) -> None:
+    """As it is computed; in any other order it is a mistake."""
+    made = make(PASSES.format(scale="scale", axes="B, H, L, d") + IN_ORDER.format(returned))
+    assert ("those of 'f_backward', in the order value, key, query" in made.about) is stated
+    (found,) = run(made, ("gradients.any-scale",), ("float64",))
+    assert (found.status is Status.FAIL) is wrong
+
+
+def test_which_of_several_saved_arrays_is_meant_is_not_guessed(make: Make) -> None:
+    several = PASSES.format(scale="scale", axes="B, H, L, d").replace("return p @ v, p", "return p @ v, s, p")
+    assert Feature.GRADIENTS not in make(several + NEXT_TO).claims
