@@ -22,9 +22,14 @@ def moved_in_cells(problem: Problem) -> list[Problem]:
 
 
 def same_in_cells(outputs: Sequence[Array | None]) -> bool:
-    """Whether the outputs for these problems are the same number by number, but for the last."""
-    first, *near, far = (np.zeros(0) if each is None else each for each in outputs)
-    return first.size > 0 and all(np.array_equal(first, each) for each in near) and not np.array_equal(first, far)
+    """Whether the outputs for these problems are the same number by number, but for the last.
+
+    And whether they keep more bits than float16, whose numbers lie as near to each other as those of TF32.
+    """
+    first, *near, far = (np.zeros(0) if each is None else np.asarray(each, np.float64) for each in outputs)
+    with np.errstate(over="ignore"):
+        finer = not np.array_equal(first, first.astype(np.float16))
+    return finer and all(np.array_equal(first, each) for each in near) and not np.array_equal(first, far)
 
 
 def _in_cells(array: Array, step: int) -> Array:

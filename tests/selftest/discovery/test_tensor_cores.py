@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import astuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -49,6 +50,24 @@ def test_what_it_reads_is_seen(read: Read, seen: ProductPrecision, monkeypatch: 
     made = function_candidate("attention", function(read), {}, "cpu")
     assert made.claims.conventions.product_precision is seen
     assert any(f"product-precision={seen}" in note for note in made.stated) is (seen is not ProductPrecision.WORKING)
+
+
+def test_roundings_of_scores_in_float32_are_not_taken_for_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounding(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+        powers = (scores * (1.0 + 2.0**-22) - scores.amax(-1, keepdim=True)).exp()
+        output: Tensor = (powers @ value) * (1.0 / powers.sum(-1, keepdim=True))
+        return output
+
+    monkeypatch.setattr(tensor_cores, "is_accelerated", lambda check: True)
+    made = function_candidate("attention", rounding, {}, "cpu")
+    assert made.claims.conventions.product_precision is ProductPrecision.WORKING
+
+
+@pytest.mark.parametrize(("number", "same"), [(1.0 / 3.0, True), (0.375, False)])
+def test_an_answer_in_float16_is_not_taken_for_one_of_tf32(number: float, same: bool) -> None:
+    outputs = [np.array([number * times]) for times in (1.0, 1.0, 1.0, 2.0)]
+    assert tensor_cores.same_in_cells(outputs) is same
 
 
 def test_the_processor_has_no_such_excuse() -> None:
