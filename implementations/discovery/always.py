@@ -82,7 +82,8 @@ def without_broken_lengths(check: ClaimCheck) -> tuple[ClaimCheck, dict[str, str
     errors = [check.run(case).error for case in UNEQUAL]
     if not all(errors):
         return check, {}
-    return with_equal_lengths(check), {UNEQUAL_LENGTHS: f"not judged: it raises {errors[0]}"}
+    why = f"not judged: with fewer and with more queries than keys it raises {errors[0]}"
+    return with_equal_lengths(check), {UNEQUAL_LENGTHS: why}
 
 
 def causal(check: ClaimCheck) -> ClaimCheck:

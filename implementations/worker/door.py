@@ -385,8 +385,8 @@ class Door:
         self.received.clear()
 
 
-def _too_many(losses: Sequence[str], most: int = 0) -> str:
+def _too_many(losses: Sequence[str], most: int = DEATHS) -> str:
     """Why a worker that was lost so often is not started again; empty if it is."""
-    if len(losses) < (most or DEATHS):
+    if len(losses) < most:
         return ""
     return f"its process was lost {len(losses)} times, last because it {losses[-1]}"

@@ -125,7 +125,7 @@ class Worker:
         except Exception as error:
             raise TargetError(f"{given['target']}: {_raised_as_read(error, self.before)}") from None
         if why := accelerator.fault():
-            raise CandidateError(f"was called with a few inputs: {why}")
+            raise CandidateError(f"fails in the first calls, by which its interface is read: {why}")
         self.implementation = loaded
         return Message(
             {

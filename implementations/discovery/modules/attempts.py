@@ -129,7 +129,8 @@ def _is_layer(parameter: Parameter) -> bool:
 
 def _parts(kind: type[nn.Module], parameters: Sequence[Parameter]) -> dict[str, object]:
     """What is given where a class of the same file is annotated that needs nothing: the one of the shortest name."""
-    own = vars(sys.modules[kind.__module__])
+    module = sys.modules.get(kind.__module__)
+    own = vars(module) if module is not None else {}
     found: dict[str, object] = {}
     for parameter in parameters:
         names = re.findall(r"\w+", _written(parameter.annotation)) if required(parameter) else []

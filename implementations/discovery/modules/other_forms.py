@@ -31,6 +31,8 @@ MUCH = 0.25
 """The share of an answer that is more than a mistake."""
 SCALES, POINTS, TIMES = (1.0 / 8.0, 8.0), 25, 5
 """Factors of the usual scale that are looked for, how many are tried between two, and how often between the nearest."""
+EXPLAINED, SAME_FACTOR = 1e-3, 1e-2
+"""The share of an answer that a factor may leave over, and how far two of them may be apart that are the same."""
 
 
 def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, variant: Variant | None) -> None:
@@ -131,9 +133,9 @@ def _own_scale(check: ClaimCheck) -> float:
 
     One that depends on the number of heads is that of all of them together, a mistake.
     """
-    problems = [_problem(check, heads=heads) for heads in (3, 2)]
+    problems = [_problem(check, heads=heads) for heads in (2, 3)]
     few, many = (0.0 if each is None else _factor(check, each) for each in problems)
-    return few if math.isclose(few, many, rel_tol=1e-2) else 0.0
+    return many if math.isclose(few, many, rel_tol=SAME_FACTOR) else 0.0
 
 
 def _factor(check: ClaimCheck, problem: Problem) -> float:
@@ -153,6 +155,7 @@ def _factor(check: ClaimCheck, problem: Problem) -> float:
             at = int(np.argmin([off(float(np.exp(each)), causal) for each in tried]))
             low, high = tried[max(at - 1, 0)], tried[min(at + 1, POINTS - 1)]
         best = float(np.exp((low + high) / 2))
-        if off(best, causal) < 1e-3 * float(np.abs(got).max()) and not math.isclose(best, 1.0, rel_tol=1e-2):
+        explained = off(best, causal) < EXPLAINED * float(np.abs(got).max())
+        if explained and not math.isclose(best, 1.0, rel_tol=SAME_FACTOR):
             return best
     return 0.0

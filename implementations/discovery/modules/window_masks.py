@@ -34,7 +34,8 @@ class WindowMasks:
         """The output for several images, whose windows lie next to each other; its `others` are those of each alone."""
         tokens = problem.query.shape[1]
         x = np.concatenate([np.roll(problem.query[:1], 5 * n, -1) for n in range(IMAGES * WINDOWS)])
-        mask = torch.from_numpy(2.0 * np.random.default_rng(5).standard_normal((WINDOWS, tokens, tokens)))
+        numbers = 2.0 * np.random.default_rng(5).standard_normal((WINDOWS, tokens, tokens))
+        mask = torch.from_numpy(numbers.astype(problem.query.dtype)).to(device)
         call = replace(self.call, always={**self.call.always, self.name: mask})
         module = drawn(in_mode(built(partial(built_for, self.make, True), problem, device), False))
 

@@ -210,7 +210,8 @@ class Observation:
         """The candidate's numbers, the bounds of a distance from them, and how many of these are the same answer."""
         reference = self.expected[part]
         # Where exact zeros are expected, the bound is no measure of the roundings of wrong answers.
-        bound = np.maximum(reference.bound, reference.bound[np.isfinite(reference.bound)].mean())
+        finite = reference.bound[np.isfinite(reference.bound)]
+        bound = np.maximum(reference.bound, finite.mean() if finite.size else 0.0)
         wide = self.judged(part, own)
         value = self.judged(part, reference.value)
         error = _largest_finite(wide, Expected(value, bound))  # NaN and infinity have to be the same anyway
