@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention_conformance.implementations.discovery import tensor_cores
 from attention_conformance.implementations.discovery.functions.functions import function_candidate
-from attention_conformance.implementations.discovery.read_bits import CELL
+from attention_conformance.implementations.discovery.read_bits import CELL, same_in_cells
 from attention_conformance.reference.bounds.precision import precision
 from attention_conformance.spec.conventions import ProductPrecision
 
@@ -67,7 +67,7 @@ def test_roundings_of_scores_in_float32_are_not_taken_for_two_parts(monkeypatch:
 @pytest.mark.parametrize(("number", "same"), [(1.0 / 3.0, True), (0.375, False)])
 def test_an_answer_in_float16_is_not_taken_for_one_of_tf32(number: float, same: bool) -> None:
     outputs = [np.array([number * times]) for times in (1.0, 1.0, 1.0, 2.0)]
-    assert tensor_cores.same_in_cells(outputs) is same
+    assert same_in_cells(outputs) is same
 
 
 def test_the_processor_has_no_such_excuse() -> None:
