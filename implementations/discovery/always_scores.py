@@ -47,7 +47,7 @@ FAINTEST_OF_OTHERS = math.log(1e-12)
 OFF = {"bfloat16": 2.0**-5, "float16": 2.0**-7}
 """How far logarithms of weights may be off in half types: some roundings of the scores and of the weights."""
 LARGE = 8.0
-"""Standard deviation of scores beside which bounds show in half types, that are none beside the usual ones."""
+"""Standard deviation of scores that are large enough for bounds to show in half types, as the usual ones are not."""
 CAPS, POINTS = (1.0, 200.0), 40
 """Bounds of scores that are looked for, and how many are tried between two."""
 ALIBI_INSIDE = (

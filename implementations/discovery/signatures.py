@@ -33,7 +33,9 @@ from attention_conformance.spec.problem import DTYPES
 
 torch = optional("torch")
 
-ADAPTER = "or write an adapter, which `audit TARGET --write FILE` begins (docs/adapter.md)"
+REMEDY = "write an adapter, which `audit TARGET --write FILE` begins (docs/adapter.md)"
+"""What ends a reason for which something cannot be judged."""
+ADAPTER = f"or {REMEDY}"
 LIBRARIES = ("flax", "equinox", "haiku", "keras", "paddle", "mlx")
 """Packages with modules of their own."""
 SIMILARITY = 0.8

@@ -95,13 +95,13 @@ class Door:
     @property
     def exhausted(self) -> str:
         """Why nothing more is sent: empty while the worker runs, or may be started again."""
-        return self.unstarted or _too_many(self.deaths) or _too_many(self.faults, FAULTS)
+        return self.unstarted or _too_many(self.deaths, DEATHS) or _too_many(self.faults, FAULTS)
 
     @property
     def given_up(self) -> str:
         """Why no more clauses are begun: the same, with the losses of all judges of the run."""
         lost = [] if self.shared is None else self.shared.read_text(encoding="utf-8").splitlines()
-        return self.exhausted or _too_many(lost)
+        return self.exhausted or _too_many(lost, DEATHS)
 
     def start(self) -> Message:
         """Starts the worker and says hello.
@@ -385,7 +385,7 @@ class Door:
         self.received.clear()
 
 
-def _too_many(losses: Sequence[str], most: int = DEATHS) -> str:
+def _too_many(losses: Sequence[str], most: int) -> str:
     """Why a worker that was lost so often is not started again; empty if it is."""
     if len(losses) < most:
         return ""

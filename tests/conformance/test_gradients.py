@@ -1,6 +1,6 @@
 """Chapter 11, gradients: of every input and parameter, against the closed forms."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +14,7 @@ from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Poison, Scores, Sharing
 from attention_conformance.spec.conventions import DefaultScale, EmptyRow
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.spec.problem import HALF, Array, Problem
+from attention_conformance.spec.problem import HALF, Array
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.comparison import part_of
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -58,20 +58,15 @@ def test_any_scale(judge: Judge) -> None:
         expected, result = judge.expected(case, gradients=True), judge.answer(case, problem, context)
         if result is None:
             continue
-        compared = {
-            part: judge.compared(part, part_of(result, part), expected[part]) for part in _parts(judge, problem)
-        }
-        if case.scale and case.scale < 0.0 and compared["output"].kind is not None:
+        parts = judge.expanded(("output", "gradients"), problem)
+        compared = {part: judge.compared(part, part_of(result, part), expected[part]) for part in parts}
+        if case.scale is not None and case.scale < 0.0 and compared["output"].kind is not None:
             judge.unsupported.append(
                 "its output under a negative scale is off, which is the advice of scores.scale-negative"
             )
             continue
         for part, comparison in compared.items():
             judge.record(case, comparison, context, part)
-
-
-def _parts(judge: Judge, problem: Problem) -> Iterator[str]:
-    return judge.expanded(("output", "gradients"), problem)
 
 
 @clause("gradients.shared-input")

@@ -30,6 +30,7 @@ from attention_conformance.implementations.discovery.modules.parameters import n
 from attention_conformance.implementations.discovery.modules.slots import roles_of, slots
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
+    REMEDY,
     is_variadic,
     positional,
     required,
@@ -90,7 +91,7 @@ def skeleton(target: str, loaded: object, reason: str, folder: Path) -> str:
         return ""
     name, question = (
         one_line(Target.parse(target).parts[-1]),
-        one_line(reason.removesuffix(f", {ADAPTER}").removesuffix(f": {ADAPTER.removeprefix('or ')}")),
+        one_line(reason.removesuffix(f", {ADAPTER}").removesuffix(f": {REMEDY}")),
     )
     if isinstance(loaded, type) and issubclass(loaded, nn.Module):
         body = "\n".join(_of_module(name, loaded))

@@ -20,6 +20,7 @@ from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
 from attention_conformance.implementations.discovery.functions.needed_tables import GRADIENTS, NeededTables
 from attention_conformance.implementations.discovery.signatures import is_variadic, positional, required, signature_of
+from attention_conformance.implementations.discovery.vocabulary import INPUTS
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
@@ -29,7 +30,6 @@ from attention_conformance.spec.problem import Array, Problem
 if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.functions.laid_out import LaidOut
 
-INPUTS = ("query", "key", "value")
 SHARED = {Sharing.SELF: INPUTS, Sharing.KEY_VALUE: INPUTS[1:]}
 """The roles of one array, whose gradient is the sum of theirs."""
 SAVED = {"cache", "ctx", "context", "saved", "residuals", "memory", "p", "probs", "weights", "attn", "lse", "stats"}

@@ -14,10 +14,9 @@ from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.parameters import filled, find_places, names_of, patterns
 from attention_conformance.implementations.discovery.modules.query_key_norms import role_of
-from attention_conformance.implementations.discovery.signatures import ADAPTER
+from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 
-REMEDY = ADAPTER.removeprefix("or ")
 Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 

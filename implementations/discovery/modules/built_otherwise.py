@@ -67,7 +67,7 @@ def causal_too(usual: Constructor, others: Mapping[str, Constructor]) -> Iterato
 
 
 def _words_of_option(usual: Constructor, other: Constructor) -> set[str]:
-    """Of the names of what it is built with besides the usual."""
+    """Of the names of what it is built with in addition to the usual."""
     return {word for name in {*other.changed, *other.options} - {*usual.options} for word in words_of(name)}
 
 

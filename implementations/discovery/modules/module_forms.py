@@ -37,11 +37,10 @@ from attention_conformance.implementations.discovery.modules.query_key_norms imp
 from attention_conformance.implementations.discovery.modules.readings import read
 from attention_conformance.implementations.discovery.modules.slots import roles_of, slots
 from attention_conformance.implementations.discovery.modules.template import Variant
-from attention_conformance.implementations.discovery.signatures import ADAPTER
+from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.conventions import Polarity
 
-REMEDY = ADAPTER.removeprefix("or ")
 KEY_WIDTH, VALUE_WIDTH = 10, 11
 """Widths of an instance that is built to look at its parameters."""
 MOST_CALLS, MOST_FORMS = 24, 12

@@ -12,7 +12,7 @@ from attention_conformance.implementations.discovery.claim_checks import PLAIN, 
 from attention_conformance.implementations.discovery.modules.constructor_names import Size
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
-from attention_conformance.implementations.discovery.signatures import ADAPTER
+from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 
 NARROW = 20
@@ -21,7 +21,7 @@ MOST_NUMBERS = 4_000_000
 """Of a module whose window is as wide as its sequences: with more a run takes minutes."""
 SIDE_BY_SIDE = (
     "windows of {!r} tokens stand side by side, and one as wide as a sequence has a table that is too large: "
-    f"{ADAPTER.removeprefix('or ')}"
+    f"{REMEDY}"
 )
 LONG = PLAIN.sized(query_length=60, key_length=60)
 

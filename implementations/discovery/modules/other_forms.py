@@ -20,13 +20,12 @@ from attention_conformance.implementations.discovery.modules.forwards import Mod
 from attention_conformance.implementations.discovery.modules.promises import has_published_interface
 from attention_conformance.implementations.discovery.modules.template import Variant
 from attention_conformance.implementations.discovery.probe import Floats, near
-from attention_conformance.implementations.discovery.signatures import ADAPTER
+from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.implementations.discovery.vocabulary import INPUTS
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 
-REMEDY = ADAPTER.removeprefix("or ")
-INPUTS = ("query", "key", "value")
 MUCH = 0.25
 """The share of an answer that is more than a mistake."""
 SCALES, POINTS, TIMES = (1.0 / 8.0, 8.0), 25, 5
@@ -55,7 +54,7 @@ def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, v
         raise TargetError(f"which of its weights are those of the values is unknown: {REMEDY}")
     if make.held and (scale := _own_scale(check)):
         given = ", ".join(repr(path) for path in make.held)
-        raise TargetError(f"its scores are {scale:.3g} times the usual ones, beside {given}: {REMEDY}")
+        raise TargetError(f"its scores are {scale:.3g} times the usual ones, next to {given}: {REMEDY}")
 
 
 def _refuse_small_heads(make: Constructor, call: ModuleCall) -> None:

@@ -105,7 +105,7 @@ OTHER_FORMS = {
         "after": "s.softmax(-1) @ v + q",
         "answer": "self.o(a.transpose(1, 2).flatten(2))",
     },
-    "its scores are 0.577 times the usual ones, beside 'table'": {
+    "its scores are 0.577 times the usual ones, next to 'table'": {
         "own": "self.table = nn.Parameter(torch.randn(2, d_model))",
         "after": "((s + (x @ self.table.mT).sum(-1)[:, None, None]) / 3**0.5).softmax(-1) @ v",
         "answer": "self.o(a.transpose(1, 2).flatten(2))",

@@ -36,7 +36,7 @@ def other_sizes(base: Case) -> Iterator[Case]:
 
 
 def wider_scores(base: Case) -> Iterator[Case]:
-    """The case with scores that lie far apart: there a number in place of hidden ones is told from another."""
+    """The case with scores that lie far apart: there a number in place of hidden ones is distinguished from another."""
     yield replace(base, scores=Scores.NORMAL, score_std=FAR_APART, scale=None)
 
 

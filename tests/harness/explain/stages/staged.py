@@ -141,7 +141,7 @@ def _angles(places: Tensor, frequencies: Tensor) -> Tensor:
 
 
 def rotated(entry: str, angles: Callable[[Tensor, Tensor], Tensor] = _angles) -> Stage:
-    """Pairs turned by angles, made of positions and frequencies; others than their products may be taken."""
+    """Pairs rotated by angles that are made of positions and frequencies; others than their products may be taken."""
 
     def rotate(state: State) -> State:
         rows, base = state[entry], state["rotary_base"]
