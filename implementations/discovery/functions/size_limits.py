@@ -1,12 +1,12 @@
 """The sizes that a function takes, by calls with others: what it refuses by a statement of its own is its limit.
 
-An error from deeper inside is none: there the function has broken, which is for the suite to report. A kernel states
-its limits where it is launched or compiled, in no statement of Python: what it raises is its limit too.
+An error from deeper inside is none: there the function has broken, which is for the suite to report. A kernel of an
+accelerator states its limits where it is launched or compiled: what it raises there, and not on the processor, is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from attention_conformance.implementations.discovery.tensor_cores import is_acce
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case, Layout
 from attention_conformance.spec.features import Feature
-from attention_conformance.spec.optional import imported
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 160, 192, 256, 320, 512)
 """Head widths that are tried where one was refused."""
@@ -94,11 +93,11 @@ def with_size_limits(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
 def _widths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     given = _limits(check)
     free = _with(check, replace(given, widths=())) if given.widths else check
-    tried = [free.run(PLAIN.sized(d_k=width, d_v=width)) for width in ODD_WIDTHS]
-    narrow = bool(given.widths) or has_tables(check.function) or _is_kernel(check)
-    if not any(each.refused or (each.error and narrow) for each in tried):
+    narrow = bool(given.widths) or has_tables(check.function)
+    tried, limited = _tried(free, [PLAIN.sized(d_k=width, d_v=width) for width in ODD_WIDTHS], narrow)
+    if not any(limited):
         return free, ""
-    dtypes = [each for each in PROBED if not free.run(PLAIN, each).error] if _is_kernel(check) else [check.dtype]
+    dtypes = [each for each in PROBED if not free.run(PLAIN, each).error] if is_accelerated(check) else [check.dtype]
     taken = tuple(w for w in WIDTHS if not any(free.run(PLAIN.sized(d_k=w, d_v=w), each).error for each in dtypes))
     limits = replace(given, widths=taken or given.widths)
     return _with(check, limits), _refused(f"head widths other than {', '.join(map(str, limits.widths))}", tried)
@@ -109,8 +108,8 @@ def _lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     if check.claims.premises.length:
         return check, ""
     free = _in_blocks(check, 0)
-    tried = [free.run(PLAIN.sized(query_length=n, key_length=n)) for n in ODD_LENGTHS]
-    if not any(each.refused or (each.error and (given or _is_kernel(check))) for each in tried):
+    tried, limited = _tried(free, [PLAIN.sized(query_length=n, key_length=n) for n in ODD_LENGTHS], given > 0)
+    if not any(limited):
         return free, ""
     for block in BLOCKS:
         if not any(free.run(PLAIN.sized(query_length=n, key_length=n)).error for n in (block, 3 * block)):
@@ -124,10 +123,9 @@ def _in_blocks(check: ClaimCheck, block: int) -> ClaimCheck:
 
 def _unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     flags = (False, True) if Feature.CAUSAL in check.claims else (False,)
-    one_table = has_tables(check.function) or _is_kernel(check)
     for causal in flags:
-        refused = [check.run(case) for case in (FEW_CAUSAL if causal else UNEQUAL)]
-        fewer, more = (each.refused or (one_table and bool(each.error)) for each in refused)
+        refused, limited = _tried(check, FEW_CAUSAL if causal else UNEQUAL, has_tables(check.function))
+        fewer, more = limited
         if fewer or more:
             limits = replace(_limits(check), fewer=not fewer, more=not more, of_causal=causal)
             under = " under a causal flag" if causal else ""
@@ -159,8 +157,22 @@ def _views(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     return check.without({Feature.VIEWS}), _refused("views", [outcome])
 
 
-def _is_kernel(check: ClaimCheck) -> bool:
-    return is_accelerated(check) or imported("triton") is not None
+def _tried(check: ClaimCheck, cases: Sequence[Case], known: bool) -> tuple[list[CallOutcome[Any]], list[bool]]:
+    """What each case gives, and whether it is beyond a limit: where one is known already, whatever it raises."""
+    tried = [check.run(case) for case in cases]
+    pairs = zip(cases, tried, strict=True)
+    return tried, [(known and bool(each.error)) or _is_limit(check, case, each) for case, each in pairs]
+
+
+def _is_limit(check: ClaimCheck, case: Case, outcome: CallOutcome[Any]) -> bool:
+    """Whether what a case raises is a limit of the function, or of its kernel for an accelerator.
+
+    What raises on the processor too, which answers the plain case, has broken.
+    """
+    if outcome.refused or not outcome.error or not is_accelerated(check):
+        return outcome.refused
+    there = replace(check, device="cpu")
+    return bool(there.run(PLAIN).error) or not there.run(case).error
 
 
 def with_equal_lengths(check: ClaimCheck) -> ClaimCheck:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery import tensor_cores
+from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
 from attention_conformance.implementations.discovery.functions import size_limits
 from attention_conformance.implementations.discovery.functions.functions import function_candidate
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 
@@ -143,18 +147,29 @@ def test_arrays_of_another_dtype_are_a_limit() -> None:
     assert Feature.CORE in candidate.claims
 
 
-def compiled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def broken(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     if query.shape[-1] % 8:
         query.view(-1, 7919)  # a library, and no statement of the function, raises
     return scaled_dot_product_attention(query, key, value)
 
 
 def test_what_a_kernel_is_not_compiled_for_is_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the processor the same is a function that breaks."""
-    assert fit(ODD, function_candidate("compiled", compiled, {}, "cpu").claims) == ODD
-    monkeypatch.setattr(tensor_cores, "is_accelerated", lambda check: True)
-    monkeypatch.setattr(size_limits, "is_accelerated", lambda check: True)
-    made = function_candidate("compiled", compiled, {}, "cpu")
+    """Here cpu:0 stands for an accelerator; what breaks on the processor, too, is none of its limits."""
+    places, answer = [""], ClaimCheck.answer
+
+    def placed(check: ClaimCheck, problem: Problem) -> CallOutcome[Any]:
+        places.append(check.device)
+        return answer(check, problem)
+
+    def compiled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        whole = places[-1] == "cpu"
+        return scaled_dot_product_attention(query, key, value) if whole else broken(query, key, value)
+
+    monkeypatch.setattr(ClaimCheck, "answer", placed)
+    for module in (tensor_cores, size_limits):
+        monkeypatch.setattr(module, "is_accelerated", lambda check: check.device == "cpu:0")
+    assert fit(ODD, function_candidate("broken", broken, {}, "cpu:0").claims) == ODD
+    made = function_candidate("compiled", compiled, {}, "cpu:0")
     fitted = fit(ODD, made.claims)
     assert isinstance(fitted, Case)
     assert fitted.sizes.d_k == 8
