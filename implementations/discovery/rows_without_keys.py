@@ -14,11 +14,16 @@ from attention_conformance.implementations.discovery.claim_checks import MASKED,
 from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern
 from attention_conformance.spec.conventions import Alignment, EmptyRow
-from attention_conformance.spec.features import NOTHING, Feature
+from attention_conformance.spec.features import NOTHING, Feature, Packing
 from attention_conformance.spec.inputs import build
 
 ADDED, EMPTY = replace(PLAIN, mask=MaskKind.INFINITE), replace(PLAIN, padding=Padding.EMPTY_SAMPLE)
 EMPTY_LENGTHS = replace(PLAIN, padding=Padding.EMPTY_LENGTHS)
+OF_LENGTH_0 = {
+    "a valid length of 0 is refused": EMPTY_LENGTHS,
+    "documents without queries are refused": PLAIN.extended(packing=Packing.IDLE_DOCUMENTS),
+}
+"""What a statement of the function's own may refuse, by the note on that."""
 NOT_ADDED = 2.0**-48
 """So near are answers in float64 only if no number was added to scores and rounded them: the length was not read."""
 EMPTY_SAMPLES = (Padding.EMPTY_SAMPLE, Padding.EMPTY_LENGTHS)
@@ -97,29 +102,39 @@ def empty_rows_of_window(check: ClaimCheck) -> ClaimCheck:
 
 def empty_lengths_as_seen(check: ClaimCheck) -> ClaimCheck:
     """The check with what a sample of length 0 gets; or without it: it is refused, or another than padding's."""
+    check = without_refused_lengths(check)
     claims, fitted = check.claims, fit(EMPTY_LENGTHS, check.claims)
     if isinstance(fitted, Unsupported):
         return check
     outcome = check.answer(build(fitted, check.dtype).forward_only())
-    if outcome.refused:
-        return _without_empty_lengths(check, "a valid length of 0 is refused")
     if Feature.KEY_PADDING not in claims:
         return empty_rows_as_seen(check, EMPTY_LENGTHS, ("padding",))
     zeros = not outcome.error and not output_of(outcome)[-1, ..., 0, :].any()
     answer = EmptyRow.ZEROS if zeros else _empty_row(check, fitted, 0)
     if answer in (None, claims.conventions.empty_row_padding):  # None: no answer that is known, which is to be judged
         return check
-    return _without_empty_lengths(check, "a sample of length 0 gets another answer than one without keys by padding")
+    why = "a sample of length 0 gets another answer than one without keys by padding"
+    return _without(check, EMPTY_LENGTHS, why)
 
 
-def _without_empty_lengths(check: ClaimCheck, why: str) -> ClaimCheck:
-    kept = partial(fit_lengths_above_zero, check.claims.fit, why)
+def without_refused_lengths(check: ClaimCheck) -> ClaimCheck:
+    """The check without samples and documents of length 0 where a statement of the function's own refuses them."""
+    for why, case in OF_LENGTH_0.items():
+        if check.run(case).refused:
+            check = _without(check, case, why)
+    return check
+
+
+def _without(check: ClaimCheck, left_out: Case, why: str) -> ClaimCheck:
+    kept = partial(fit_others, check.claims.fit, (left_out.padding, left_out.extension.packing), why)
     return replace(check, claims=replace(check.claims, fit=kept)).stating(why)
 
 
-def fit_lengths_above_zero(fit: Fit, why: str, case: Case) -> Case | Unsupported:
-    """The fit of one whose samples of length 0 are not claimed."""
-    return Unsupported(why) if case.padding is Padding.EMPTY_LENGTHS else fit(case)
+def fit_others(fit: Fit, left_out: tuple[Padding, Packing], why: str, case: Case) -> Case | Unsupported:
+    """The fit of one that does not claim cases with this padding or packing, whichever is not none."""
+    padding, packing = left_out
+    same = case.padding is padding is not Padding.NONE or case.extension.packing is packing is not Packing.NONE
+    return Unsupported(why) if same else fit(case)
 
 
 def fit_rows_with_keys(fit: Fit, case: Case) -> Case | Unsupported:

@@ -78,6 +78,7 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
     empty_rows_as_seen,
     empty_rows_of_each_kind,
     empty_rows_of_window,
+    without_refused_lengths,
 )
 from attention_conformance.implementations.discovery.shipped.shipped import ShippedCall, as_shipped, with_cache
 from attention_conformance.implementations.discovery.shipped.shipped_others import interfaces
@@ -217,7 +218,7 @@ def _usual_candidate(
         check = empty_rows_as_seen(check, masked)
     elif not given:  # no name promises what a row without keys gets: the formula itself gives NaN
         check = empty_rows_of_each_kind(check)
-    check = check if given else empty_lengths_as_seen(check)
+    check = without_refused_lengths(check) if given else empty_lengths_as_seen(check)
     check, always = with_premises(check, premises)
     published = {PUBLISHED_FLAG, "attn_mask"} & {*options.spelled.values()}
     check, broken = (check, {}) if published or interface else without_broken_lengths(check)

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import pytest
@@ -311,3 +311,18 @@ def test_slots_that_are_not_full_are_another_way_to_call(ignored: bool) -> None:
     assert failing(made, ("relations.alternatives", "packed.lengths", "causal.alignment"), "float32") == (
         {"relations.alternatives"} if ignored else set()
     )
+
+
+def test_documents_of_length_0_that_are_refused_are_not_claimed() -> None:
+    whole = functions()["flash_attn_varlen_func"]
+
+    @wraps(whole)
+    def refusing(q: Any, k: Any, v: Any, cu_seqlens_q: Any, *rest: Any, **options: Any) -> Any:
+        if (cu_seqlens_q.diff() < 1).any():
+            raise ValueError("each document needs a query")
+        return whole(q, k, v, cu_seqlens_q, *rest, **options)
+
+    made = wrapped("refusing", refusing, {}, "cpu")
+    assert "documents without queries are refused" in made.stated
+    assert not failing(made, ("packed.*",), "float32")
+    assert failing(presented("flash_attn_varlen_func", "documents"), ("packed.*",), "float32")

@@ -151,3 +151,12 @@ def test_nothing_relative_to_zeros_nor_without_a_bound() -> None:
         assert compared(expected.value.copy(), expected).relative is None
     assert compare("weights", VALUE, EXPECTED, "float64").relative is None
     assert compared(changed(np.nan)).relative is None
+
+
+def test_a_part_of_which_anything_is_right_proves_nothing() -> None:
+    """A part of it that is specified does, and is compared."""
+    value, bound = np.full_like(VALUE, np.nan), np.full_like(VALUE, np.inf)
+    assert compared(VALUE, Expected(value, bound)).inconclusive
+    value[0], bound[0] = VALUE[0], EXPECTED.bound[0]
+    assert not compared(VALUE, Expected(value, bound)).inconclusive
+    assert compared(VALUE + 1.0, Expected(value, bound)).kind is FailureKind.VALUE
