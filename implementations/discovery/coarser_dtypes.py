@@ -18,7 +18,6 @@ from attention_conformance.implementations.discovery.tensor_cores import product
 from attention_conformance.spec.conventions import ProductPrecision, SoftmaxPrecision
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.premises import Premises
 from attention_conformance.spec.problem import Problem
 
 STEP = 1e-8
@@ -123,29 +122,15 @@ def _scale_in_float32(check: ClaimCheck) -> bool:
 def _with_scale(problem: Problem, scale: float, causal: bool) -> Floats:
     """The output of plain attention with a scale."""
     if problem.scope is not Scope.OP:
-        return of_module(problem, scale, causal)
+        # imports torch, without which functions of NumPy are looked at
+        from attention_conformance.implementations.discovery.modules.template import output_of_problem
+
+        return output_of_problem(problem, scale, causal)
     scores = problem.query @ problem.key.swapaxes(-1, -2) * scale
     if causal:
         scores = np.where(np.tri(*scores.shape[-2:], dtype=np.bool_), scores, -math.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     output: Floats = weights / weights.sum(-1, keepdims=True) @ problem.value
-    return output
-
-
-def of_module(problem: Problem, scale: float, causal: bool) -> Floats:
-    """The output of a module with a scale, whose weights are applied first.
-
-    Only modules need torch: functions of NumPy are looked at where it is not installed.
-    """
-    import torch
-
-    from attention_conformance.implementations.discovery.modules import template
-
-    arrays = {name: torch.from_numpy(array) for name, array in problem.arrays().items()}
-    query, key, value = (arrays.get(name, arrays["query"]) for name in ("query", "key", "value"))
-    given = template.projected((query, key, value), arrays, problem.num_heads)
-    variant = template.Variant(Premises(causal=causal), scale=0.0)
-    output: Floats = template.output_of_variant(replace(given, query=given.query * scale), variant).numpy()
     return output
 
 

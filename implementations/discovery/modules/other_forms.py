@@ -14,11 +14,10 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always import rows
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
-from attention_conformance.implementations.discovery.coarser_dtypes import of_module
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.promises import has_published_interface
-from attention_conformance.implementations.discovery.modules.template import Variant
+from attention_conformance.implementations.discovery.modules.template import Variant, output_of_problem
 from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -145,7 +144,7 @@ def _factor(check: ClaimCheck, problem: Problem) -> float:
         return 0.0
 
     def off(factor: float, causal: bool) -> float:
-        return float(np.abs(of_module(problem, factor * width**-0.5, causal) - got).max())
+        return float(np.abs(output_of_problem(problem, factor * width**-0.5, causal) - got).max())
 
     for causal in (False, True):
         low, high = (math.log(each) for each in SCALES)

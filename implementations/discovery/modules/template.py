@@ -11,8 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from attention_conformance.implementations.discovery.always_scores import rotated, usual_slopes
+from attention_conformance.implementations.discovery.probe import Floats
+from attention_conformance.implementations.discovery.vocabulary import INPUTS
 from attention_conformance.spec.conventions import RotaryPairing
 from attention_conformance.spec.premises import NO_PREMISES, Premises
+from attention_conformance.spec.problem import Problem
 
 BASE = 10000.0
 """The usual base of rotations."""
@@ -107,3 +110,13 @@ def output_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
     merged: torch.Tensor = (scores.softmax(-1) @ given.value).transpose(1, 2).flatten(2)
     output = merged if given.w_o is None else merged @ given.w_o
     return output if given.b_o is None else output + given.b_o
+
+
+def output_of_problem(problem: Problem, scale: float, causal: bool) -> Floats:
+    """The output (B, Lq, E) of a module's problem with a scale, as of plain attention or of causal."""
+    arrays = {name: torch.from_numpy(array) for name, array in problem.arrays().items()}
+    query, key, value = (arrays.get(name, arrays["query"]) for name in INPUTS)
+    given = projected((query, key, value), arrays, problem.num_heads)
+    variant = Variant(Premises(causal=causal), scale=0.0)
+    output: Floats = output_of_variant(replace(given, query=given.query * scale), variant).numpy()
+    return output

@@ -281,7 +281,7 @@ ZEROED = "value, valid_lens = value * (valid_lens > 0)[:, None, None, None], val
 
 
 @pytest.mark.parametrize(("first", "judged"), [(WHOLE, True), ("", True), (ZEROED, False)])
-def test_a_length_of_0_beside_a_padding_mask(make: Make, first: str, judged: bool) -> None:
+def test_a_length_of_0_next_to_a_padding_mask(make: Make, first: str, judged: bool) -> None:
     """Another known answer than that of padding is not judged; what is none is a mistake."""
     text = OF_LENGTHS.replace("valid_lens=None", "key_padding_mask=None, valid_lens=None").replace(
         "    return attend(query, key, value)[0]\n",

@@ -5,10 +5,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from attention_conformance.implementations import defects
+from attention_conformance.implementations.adapters.torch_op import torch_op
+from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.defects import MODULES, Defect, catalogue
 from attention_conformance.implementations.defects.defect import REGISTRY
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
@@ -58,3 +63,17 @@ def test_the_order_does_not_depend_on_what_was_imported_before() -> None:
 
 def test_every_clause_can_fail() -> None:
     assert not set(clause_tests()) - {clause for defect in catalogue() for clause in defect.clauses}
+
+
+def test_an_output_that_is_off_under_a_negative_scale_is_advice_alone() -> None:
+    """Its gradients are not held against it; where its output is right, they are: see the defects of any-scale."""
+
+    def unsigned(query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, scale=None if scale is None else abs(scale))
+
+    claims = Claims(Scope.OP, frozenset({Feature.CORE, Feature.SCALE, Feature.GRADIENTS}), dtypes=("float32",))
+    verdicts = run(
+        Implementation("unsigned", claims, torch_op(unsigned)), ("scores.scale-negative", "gradients.any-scale")
+    )
+    status = {verdict.clause: verdict.status for verdict in verdicts}
+    assert status == {"scores.scale-negative": Status.FAIL, "gradients.any-scale": Status.PASS}
