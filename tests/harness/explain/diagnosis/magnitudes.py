@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from attention_conformance.implementations.discovery.vocabulary import INPUTS
 from attention_conformance.reference.expected import solve
 from attention_conformance.spec.cases import Case, Scores, Values
 from attention_conformance.spec.conventions import Conventions
@@ -37,9 +38,6 @@ def parts_in_words(parts: Sequence[str]) -> str:
     names = " and ".join(filter(None, [", ".join(gradients[:-1]), *gradients[-1:]]))
     of = [f"gradient{'s' if len(gradients) > 1 else ''} of {names}"] if gradients else []
     return " and the ".join([*(p.replace("_", " ") for p in parts if not p.startswith("gradients.")), *of])
-
-
-INPUTS = ("query", "key", "value")
 
 
 def _right_weights(each: Observation) -> bool:

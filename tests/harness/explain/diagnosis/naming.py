@@ -176,7 +176,7 @@ class _Search:
         found = self._simplest(self._all_sound(when))
         if found is None or not any(each.wrong_numbers for each in found.explained):
             return None  # NaN is the same whatever made it: it names nothing that leaves a case unexplained
-        rest = self._separated(found) or self._beside_gradients(found)
+        rest = self._separated(found) or self._next_to_gradients(found)
         most = len(found.explained) >= MOST * len(self.failing)
         return self._of((found.hypothesis,), found, when, rest) if most or rest else None
 
@@ -226,7 +226,7 @@ class _Search:
         values = {option for each in own for option in each if option.partition("=")[0] == shared}
         return " or ".join(sorted(values)) if shared else ""
 
-    def _beside_gradients(self, score: Score) -> str:
+    def _next_to_gradients(self, score: Score) -> str:
         """Whether outputs are wrong in all cases that a mistake of a backward pass does not explain."""
         known = {id(each) for each in score.explained}
         rest = [each for each in self.failing if id(each) not in known]
