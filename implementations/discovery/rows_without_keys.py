@@ -67,7 +67,7 @@ AT_THE_END = {"empty-row-causal": (replace(PLAIN, causal=True).sized(query_lengt
 def empty_rows_of_each_kind(check: ClaimCheck) -> ClaimCheck:
     """The check with the claims of what rows without keys get, each kind for itself, where it is no row of zeros."""
     answers: dict[str, EmptyRow] = {}
-    at_the_end = Feature.CAUSAL in check.claims and check.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT
+    at_the_end = Feature.CAUSAL in check.claims and check.claims.conventions.causal_alignment is not Alignment.TOP_LEFT
     for key, (case, row) in (EMPTIED | (AT_THE_END if at_the_end else {})).items():
         fitted = fit(case, check.claims)
         answer = None if isinstance(fitted, Unsupported) else _empty_row(check, fitted, row)

@@ -49,6 +49,7 @@ from attention_conformance.implementations.discovery.functions.given_sizes impor
 from attention_conformance.implementations.discovery.functions.on_request import with_all_it_returns
 from attention_conformance.implementations.discovery.functions.one_input import OneInput, of_one_input
 from attention_conformance.implementations.discovery.functions.one_key_head import OneKeyHead, with_key_heads
+from attention_conformance.implementations.discovery.functions.served import Served
 from attention_conformance.implementations.discovery.functions.size_limits import with_size_limits
 from attention_conformance.implementations.discovery.functions.suited import suited_in_size
 from attention_conformance.implementations.discovery.functions.table_forms import (
@@ -117,6 +118,8 @@ def function_candidate(
     from attention_conformance.implementations.discovery.functions.laid_out import attends_elsewhere
     from attention_conformance.implementations.discovery.functions.merged_heads import with_plain_output
 
+    if (serving := _serving_candidate(name, function, settings, device, premises, by_name=True)) is not None:
+        return serving
     if (needed := with_what_is_needed(function)) is not None:
         made = function_candidate(name, needed, settings, device, premises)
         return replace(made, about=f"{made.about}; {needed.about}", stated=(*made.stated, needed.about))
@@ -129,11 +132,27 @@ def function_candidate(
         laid = laid or _made(name, OneKeyHead(function), settings, device, premises)
         together = (_laid_out_candidate(name, each, settings, device, premises) for each in of_one_input(function))
         laid = laid or next((each for each in together if each is not None), None)
+        laid = laid or _serving_candidate(name, function, settings, device, premises, by_name=False)
         if laid is None:
             raise
         return laid
     laid = _laid_out_candidate(name, function, settings, device, premises) if attends_elsewhere(made, device) else None
     return laid or with_all_it_returns(made, function, usual)
+
+
+def _serving_candidate(
+    name: str,
+    function: Callable[..., object],
+    settings: Mapping[str, str],
+    device: str,
+    premises: Premises,
+    by_name: bool,
+) -> Implementation | None:
+    """The same for a serving kernel; None where it is none."""
+    from attention_conformance.implementations.discovery.functions.serving import served
+
+    made = served(function, device, by_name)
+    return made and _made(name, made, {**made.settings, **settings}, device, premises)
 
 
 def _laid_out_candidate(
@@ -153,7 +172,7 @@ def _laid_out_candidate(
 
 
 def _made(
-    name: str, adapted: LaidOut | OneKeyHead, settings: Mapping[str, str], device: str, premises: Premises
+    name: str, adapted: LaidOut | OneKeyHead | Served, settings: Mapping[str, str], device: str, premises: Premises
 ) -> Implementation | None:
     try:
         made = _usual_candidate(name, adapted, settings, device, premises)
@@ -176,7 +195,7 @@ def _usual_candidate(
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
     if shipped:
         claims = replace(claims, features=shipped.claimed(claims.features), fit=shipped.fitting[0])
-    if isinstance(whole := getattr(function, "function", function), OneInput):
+    if isinstance(whole := getattr(function, "function", function), OneInput | Served):
         claims = whole.claimed(claims)
     check, kind, plain = suited_in_size(RenamedCall(function, options), claims, device)
     expected = "an array" if kind in (NUMPY, JAX) else "a tensor"
@@ -261,7 +280,7 @@ def _implementation(
     if isinstance(shipped := check.function.function, ShippedCall) and shipped.flag and extras:
         alone = replace(check.function, function=shipped.without_log_sum_exp())
         alternatives["without its log-sum-exp"] = make(Chosen(alone), extras=())
-    if isinstance(shipped, ShippedCall):
+    if isinstance(shipped, ShippedCall | Served):
         others = {way: replace(check.function, function=other) for way, other in shipped.other_ways().items()}
         alternatives |= {way: make(Chosen(other, positions)) for way, other in others.items()}
     claims = replace(claims, features=claims.features.union(EXTRA_FEATURES[extra] for extra in names))

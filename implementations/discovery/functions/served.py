@@ -1,0 +1,452 @@
+"""Serving kernels as functions of query, key and value (B, H, L, d): caches, pages and packed documents are made."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.adapters.paging import Pages, TakenPages, in_pages, lengths_of_samples
+from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
+from attention_conformance.implementations.discovery.functions.given_sizes import BLOCK, Count
+from attention_conformance.implementations.discovery.functions.serving_names import Part, reads_cache
+from attention_conformance.implementations.discovery.signatures import required, signature_of
+from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES, OPTIONS
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Feature, Packing
+
+OP = "BHLD"
+TOGETHER = {"T": "BL", "E": "HD", "N": "PS"}
+"""Axes that hold several: the tokens of all samples, the widths of all heads, and the places of all pages."""
+PASSED = ("is_causal", "scale", "window_size", "softcap", "alibi_slopes", "sinks")
+"""Options that are passed on as they are."""
+RENAMED = {"is_causal": "causal"}
+"""The names under which they are shown, where the suite's own is that of a published interface."""
+INFERENCE = frozenset({Feature.GRADIENTS, Feature.MASK_GRADIENT})
+"""What no cache has."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a serving kernel has its arrays.
+
+    Attributes:
+        query, key, output: axes in the letters of (B, H, L, D), of `TOGETHER`, of pages (P) and places in one (S); 2
+            and 3 where so many arrays are stacked, and 1 for an axis of that extent.
+        logs: axes of what it returns next to its output; empty: nothing that is known.
+        integers: "int32", "int64", or "list" where lengths are numbers of Python.
+        pages: tokens of a page of which it needs a multiple.
+    """
+
+    query: str
+    key: str
+    output: str = ""
+    logs: str = ""
+    integers: str = "int32"
+    pages: int = 1
+
+    @property
+    def single(self) -> bool:
+        """Whether each sample has one query."""
+        return not {"L", "T"} & {*self.query}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A serving kernel.
+
+    Attributes:
+        kernel: what is called.
+        parts: what its parameters take.
+        sizes: its parameters that count something of the inputs.
+        storage: how it has its arrays.
+        at_end: whether its queries stand at the last keys of their sample.
+        appending: whether the last keys of each sample are given as new ones, where they need not be.
+    """
+
+    kernel: Callable[..., Any]
+    parts: Mapping[str, Part]
+    sizes: Mapping[str, Count]
+    storage: Storage
+    at_end: bool = False
+    appending: bool = False
+
+    @property
+    def own(self) -> inspect.Signature:
+        """The signature of the kernel."""
+        return signature_of(self.kernel)
+
+    @property
+    def passed(self) -> dict[str, str]:
+        """Its own names for the options that are passed on, by those that it shows."""
+        known = {n: KNOWN_NAMES[n] for n in self.own.parameters if KNOWN_NAMES.get(n) in PASSED and n not in self.parts}
+        return {RENAMED.get(option, option): name for name, option in known.items()}
+
+    @property
+    def __signature__(self) -> inspect.Signature:  # what inspect.signature reads
+        inputs = [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("query", "key", "value")
+        ]
+        shown = {name: self.own.parameters[own].default for name, own in self.passed.items()}
+        shown |= dict.fromkeys(self._taken(), None)
+        options = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=d) for n, d in shown.items()]
+        return inspect.Signature([*inputs, *options])
+
+    def _needed(self, width: int) -> dict[str, Any]:
+        """What its other options are given that it has to be given."""
+        needed = [(shown, name) for shown, name in self.passed.items() if required(self.own.parameters[name])]
+        usual = {"scale": max(1, width) ** -0.5, "causal": False}
+        return {name: usual.get(shown, OPTIONS[KNOWN_NAMES[name]].neutral) for shown, name in needed}
+
+    def _taken(self) -> list[str]:
+        """The suite's names of what is made of a problem."""
+        kinds = {*self.parts.values()}
+        lengths = "valid_lens" if self.cached or self.ragged else "lengths"
+        counted = self.paged or (kinds & {Part.LENGTHS} and not self.packed) or (self.ragged and Part.ENDS not in kinds)
+        ends = ["cu_seqlens_q", "cu_seqlens_k"] if self.ragged else []
+        ids = {Part.SEGMENTS: "segment_ids", Part.QUERY_SEGMENTS: "query_segments", Part.KEY_SEGMENTS: "key_segments"}
+        pages = ["block_table", "page_size"] if self.paged else []
+        return [*([lengths] if counted else []), *ends, *pages, *(name for part, name in ids.items() if part in kinds)]
+
+    @property
+    def paged(self) -> bool:
+        """Whether its keys lie in pages."""
+        return bool({"P", "N"} & {*self.storage.key})
+
+    @property
+    def packed(self) -> bool:
+        """Whether its queries lie one document after another."""
+        return "T" in self.storage.query
+
+    @property
+    def ragged(self) -> bool:
+        """Whether its keys do."""
+        return "T" in self.storage.key
+
+    @property
+    def cached(self) -> bool:
+        """Whether it reads a cache."""
+        return reads_cache(self.parts)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The conventions that follow."""
+        return {"causal-alignment": "bottom-right-real"} if self.at_end else {}
+
+    @property
+    def about(self) -> str:
+        """For a note."""
+        letters = {"T": "tokens of all samples", "E": "H * d", "D": "d", "P": "pages", "S": "page_size", "N": "tokens"}
+        query, key = (
+            ", ".join(letters.get(axis, axis) for axis in axes) for axes in (self.storage.query, self.storage.key)
+        )
+        pages = f"; pages of a multiple of {self.storage.pages} tokens" if self.storage.pages > 1 else ""
+        return f"a serving kernel: its query is ({query}), its keys are ({key}){pages}"
+
+    def claimed(self, claims: Claims) -> Claims:
+        """The claims, without what its storage cannot have."""
+        features = claims.features - (INFERENCE if self.cached else set())
+        stacked = "2" in self.storage.key or "3" in self.storage.key
+        features -= {Feature.VALUE_WIDTH} if stacked else set()
+        features -= {Feature.GROUPED, Feature.CROSS} if "3" in self.storage.key else set()
+        return replace(claims, features=features, fit=partial(fit_served, self, claims.fit))
+
+    def other_ways(self) -> dict[str, Served]:
+        """The same by other calls, by what they are."""
+        appends = Part.NEW_KEY in self.parts.values() and not self.appending
+        return {"with the last keys of each sample as new ones": replace(self, appending=True)} if appends else {}
+
+    def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
+        """The kernel's answer, (B, H, Lq, d_v), and perhaps its log-sum-exps, (B, H, Lq)."""
+        if self.paged and not query.shape[0] == key.shape[0] == value.shape[0]:
+            raise ValueError(f"{query.shape[0]} samples of query, and {key.shape[0]} of key and value")
+        request = Request(self, query, key, value, options)
+        return request.restored(self.answer(request))
+
+    def answer(self, request: Request) -> Any:
+        """The kernel's answer as it comes."""
+        options = request.options
+        own = {name: options[shown] for shown, name in self.passed.items() if options.get(shown) is not None}
+        own = self._needed(request.query.shape[-1]) | own
+        if self.packed and getattr(own.get("alibi_slopes"), "ndim", 1) > 1:
+            raise ValueError("slopes of each sample, where documents have none")
+        found = {part: request.given(part) for part in {*self.parts.values()}}
+        given = {name: found[part] for name, part in self.parts.items() if found[part] is not None}
+        given |= {name: request.size(count) for name, count in self.sizes.items()}
+        answer = _called(self.kernel, self.own, given | own)
+        room = found.get(Part.OUTPUT)
+        return room if answer is None and room is not None else answer
+
+
+def _called(kernel: Callable[..., Any], own: inspect.Signature, given: Mapping[str, Any]) -> Any:
+    alone = [name for name, each in own.parameters.items() if each.kind is each.POSITIONAL_ONLY]
+    first = [given[name] for name in alone if name in given]
+    return kernel(*first, **{name: each for name, each in given.items() if name not in alone})
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What a kernel is given for one problem."""
+
+    served: Served
+    query: Any
+    key: Any
+    value: Any
+    options: Mapping[str, Any]
+
+    def given(self, part: Part) -> Any:
+        """What a parameter is given; None: nothing."""
+        return self._arrays(part) if part in ARRAYS else self._numbers(part)
+
+    def _arrays(self, part: Part) -> Any:
+        storage = self.served.storage
+        if part is Part.QUERY:
+            return self._tokens(self.query, storage.query, self.query_ends)
+        if part is Part.OUTPUT:
+            return self._room()
+        if part in (Part.NEW_KEY, Part.NEW_VALUE):
+            return self._new(part) if self.served.appending else None
+        key, value = self.stored
+        inputs = {Part.KEY: [key], Part.VALUE: [value], Part.PAIR: [key, value]}.get(part)
+        if inputs is None:
+            inputs = [self._tokens(self.query, storage.query, self.query_ends), key, value]
+        at = next((place for place, axis in enumerate(storage.key) if axis.isdigit()), None)
+        return inputs[0] if at is None else stacked(inputs, at)
+
+    @cached_property
+    def stored(self) -> tuple[Any, Any]:
+        """Keys and values as they are stored."""
+        axes = "".join(axis for axis in self.served.storage.key if not axis.isdigit())
+        if self.served.paged:
+            pools = (self.pages.key, self.pages.value)
+            key, value = (_pooled(_like(pool, self.key), axes) for pool in pools)
+        else:
+            key, value = (self._tokens(self._before(rows), axes, self.key_ends) for rows in (self.key, self.value))
+        return key, value
+
+    @cached_property
+    def pages(self) -> Pages:
+        """The pages of all samples."""
+        step, length = self.served.storage.pages, max(1, self.key.shape[2])
+        size = int(self.options.get("page_size") or 0) or -(-length // step) * step
+        placed = {"block_table": self.options.get("block_table"), "page_size": size}
+        given = {**placed, "valid_lens": self.counts}
+        return in_pages(self._before(self.key), self._before(self.value), given)
+
+    @cached_property
+    def counts(self) -> Any:
+        """(B,): the number of keys of each sample."""
+        given = self.options.get("valid_lens", self.options.get("lengths"))
+        return np.full(len(self.key), self.key.shape[2]) if given is None else np.array(given.tolist(), np.int64)
+
+    @property
+    def held(self) -> Any:
+        """(B,): how many of them stand in the cache before the call."""
+        return self.counts - (self._most_new() if self.served.appending else 0)
+
+    def _most_new(self) -> int:
+        return min(self.query.shape[2], int(self.counts.min(initial=self.key.shape[2])))
+
+    def _new(self, part: Part) -> Any:
+        rows = self.key if part is Part.NEW_KEY else self.value
+        at = self.held[:, None] + np.arange(self._most_new())
+        new = rows.swapaxes(1, 2)[np.arange(len(rows))[:, None], at].swapaxes(1, 2)
+        return self._tokens(new, self.served.storage.query, None)
+
+    def _before(self, rows: Any) -> Any:
+        """What is stored before the call: others where new ones are to be written."""
+        if not self.served.appending:
+            return rows
+        at = np.arange(rows.shape[2])
+        new = (at >= self.held[:, None]) & (at < self.counts[:, None])
+        sign = np.where(new, -1.0, 1.0)[:, None, :, None]
+        return rows * _like(sign, rows)
+
+    @cached_property
+    def query_ends(self) -> Any:
+        """Where the documents of all samples end, (documents + 1,)."""
+        return self._ends("cu_seqlens_q", self.query)
+
+    @cached_property
+    def key_ends(self) -> Any:
+        """The same for keys; of samples that have lengths only the real tokens are there."""
+        if self.counts.tolist() != [self.key.shape[2]] * len(self.key):
+            return np.concatenate([[0], np.cumsum(self.counts)])
+        return self._ends("cu_seqlens_k", self.key)
+
+    def _ends(self, name: str, rows: Any) -> Any:
+        batch, length = rows.shape[0], rows.shape[2]
+        given = self.options.get(name)
+        of_sample = np.array([0, length] if given is None else given.tolist(), np.int64)
+        return np.concatenate([of_sample[:1], (np.arange(batch)[:, None] * length + of_sample[1:]).reshape(-1)])
+
+    def _tokens(self, rows: Any, axes: str, ends: Any) -> Any:
+        if "T" not in axes or ends is None or ends[-1] == rows.shape[0] * rows.shape[2]:
+            return laid(rows, axes)
+        real = np.flatnonzero((np.arange(rows.shape[2]) < self.counts[:, None]).reshape(-1))
+        return _permuted(laid(rows, "THD")[real], "THD", axes)
+
+    def _room(self) -> Any:
+        shape, query = (*self.query.shape[:3], self.value.shape[3]), self.query
+        empty = query.new_zeros(shape) if hasattr(query, "new_zeros") else np.zeros(shape, query.dtype)
+        return laid(empty, self.served.storage.output or self.served.storage.query)
+
+    def _numbers(self, part: Part) -> Any:
+        queries, keys = np.diff(self.query_ends), np.diff(self.key_ends)
+        if part in (Part.LONGEST, Part.LONGEST_QUERY, Part.LONGEST_KEY):
+            of_queries, of_keys = int(queries.max(initial=0)), int(keys.max(initial=0))
+            either = of_keys if self.served.cached else max(of_queries, of_keys)
+            return {Part.LONGEST_QUERY: of_queries, Part.LONGEST_KEY: of_keys}.get(part, either)
+        if part in (Part.SEGMENTS, Part.QUERY_SEGMENTS, Part.KEY_SEGMENTS):
+            return self._segments(part)
+        made = self._of_pages(part) if self.served.paged else None
+        if made is None:
+            counts = keys if self.served.ragged else self.held
+            made = {
+                Part.LENGTHS: counts,
+                Part.QUERY_LENGTHS: queries,
+                Part.QUERY_ENDS: self.query_ends,
+                Part.ENDS: self.query_ends,
+                Part.KEY_ENDS: self.key_ends,
+            }.get(part)
+        return made if made is None or isinstance(made, int) else self._integers(made)
+
+    def _of_pages(self, part: Part) -> Any:
+        size, held = int(self.pages.key.shape[1]), self.held
+        table = np.array(self.pages.table.tolist(), np.int64).reshape(len(self.key), self.pages.table.shape[1])
+        if "N" in self.served.storage.key:  # each token is a page
+            places = table[:, :, None] * size + np.arange(size)
+            table, size = places.reshape(len(table), size * table.shape[1]), 1
+        counts = -(-self.counts // size)
+        chosen = [row[:count] for row, count in zip(table, counts, strict=True)]
+        return {
+            Part.TABLE: table,
+            Part.PAGE_SIZE: size,
+            Part.PAGES: np.concatenate([np.zeros(0, np.int64), *chosen]),
+            Part.PAGE_ENDS: np.concatenate([[0], np.cumsum(counts)]),
+            Part.LAST_PAGE: self.counts - np.maximum(counts - 1, 0) * size,
+            Part.KEY_ENDS: np.concatenate([[0], np.cumsum(held)]),
+        }.get(part)
+
+    def _segments(self, part: Part) -> Any:
+        own = {Part.SEGMENTS: "segment_ids", Part.QUERY_SEGMENTS: "query_segments", Part.KEY_SEGMENTS: "key_segments"}
+        given, rows = self.options.get(own[part]), self.key if part is Part.KEY_SEGMENTS else self.query
+        shape = (rows.shape[0], rows.shape[2])
+        return given if given is not None else self._integers(np.zeros(shape, np.int64))
+
+    def _integers(self, numbers: Any) -> Any:
+        kind = self.served.storage.integers
+        if kind == "list":
+            return numbers.tolist()
+        return _like(numbers.astype(kind), self.query)
+
+    def size(self, count: Count) -> int:
+        """What a parameter counts."""
+        heads, key_heads, width = self.query.shape[1], self.key.shape[1], self.query.shape[3]
+        return {
+            Count.HEADS: heads,
+            Count.KEY_HEADS: key_heads,
+            Count.SHARING: heads // max(1, key_heads),
+            Count.WIDTH: width,
+            Count.ALL_WIDTHS: heads * width,
+            Count.TOKENS: self.query.shape[2],
+            Count.SAMPLES: self.query.shape[0],
+            Count.BLOCK: BLOCK,
+        }[count]
+
+    def restored(self, answer: Any) -> Any:
+        """Its output as (B, H, Lq, d_v), and its log-sum-exps as (B, H, Lq)."""
+        storage, sizes = self.served.storage, dict(zip(OP, (*self.query.shape[:3], self.value.shape[3]), strict=True))
+        first, *others = answer if isinstance(answer, tuple | list) else (answer,)
+        output = restored(first, storage.output or storage.query, sizes)
+        logs = [restored(others[0], storage.logs, {**sizes, "D": 1})[..., 0]] if others and storage.logs else []
+        return (output, *logs) if logs else output
+
+
+ARRAYS = {
+    *(Part.QUERY, Part.KEY, Part.VALUE, Part.PAIR, Part.TRIPLE),
+    *(Part.NEW_KEY, Part.NEW_VALUE, Part.OUTPUT),
+}
+
+
+def whole(axes: str) -> str:
+    """Each axis for itself, and after them those of (B, H, L, D) that are missing."""
+    apart = "".join(TOGETHER.get(axis, axis) for axis in axes if axis != "1")
+    return apart + "".join(axis for axis in OP if axis not in apart)
+
+
+def extents(axes: str, sizes: Mapping[str, int]) -> list[int]:
+    """Of each axis."""
+    return [prod(sizes[each] for each in TOGETHER.get(axis, axis) if each != "1") for axis in axes]
+
+
+def laid(x: Any, axes: str) -> Any:
+    """(B, H, L, D) in other axes, contiguous where it was so before, as callers of such a kernel have it."""
+    sizes, order = dict(zip(OP, x.shape, strict=True)), whole(axes)
+    return _permuted(x, OP, order).reshape(extents(axes, sizes))
+
+
+def restored(x: Any, axes: str, sizes: Mapping[str, int]) -> Any:
+    """The same in (B, H, L, D)."""
+    order = whole(axes)
+    return _permuted(x.reshape([sizes[axis] for axis in order]), order, OP)
+
+
+def _pooled(pool: Any, axes: str) -> Any:
+    """A pool of pages (P, S, H, D) in other axes."""
+    if "N" in axes:
+        return _permuted(pool.reshape((-1, *pool.shape[2:])), "NHD", axes)
+    return _permuted(pool, "PSHD", axes)
+
+
+def _permuted(x: Any, axes: str, order: str) -> Any:
+    if axes == order:
+        return x
+    moved = [axes.index(axis) for axis in order]
+    if not hasattr(x, "permute"):
+        return x.transpose(moved)
+    made = x.permute(moved)
+    return made.contiguous() if x.is_contiguous() else made
+
+
+def stacked(arrays: Iterable[Any], axis: int) -> Any:
+    """Along a new axis."""
+    given = [*arrays]
+    if hasattr(given[0], "new_zeros"):
+        return sys.modules["torch"].stack(given, axis)
+    return sys.modules["jax"].numpy.stack(given, axis) if is_jax(given[0]) else np.stack(given, axis)
+
+
+def _like(x: Any, like: Any) -> Any:
+    """An array of NumPy as the kind of another one; floats in its dtype."""
+    if not isinstance(x, np.ndarray) or isinstance(like, np.ndarray):
+        return x.astype(like.dtype) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
+    if is_jax(like):
+        made = sys.modules["jax"].numpy.asarray(x)
+        return made.astype(like.dtype) if x.dtype.kind == "f" else made
+    made = sys.modules["torch"].from_numpy(x).to(like.device)
+    return made.to(like.dtype) if x.dtype.kind == "f" else made
+
+
+def fit_served(served: Served, fit: Fit, case: Case) -> Case | Unsupported:
+    """The fit of what its storage can have."""
+    fitted = fit(lengths_of_samples(case))
+    if isinstance(fitted, Unsupported):
+        return fitted
+    alike = not {Part.KEY_ENDS, Part.TABLE, Part.PAGES, Part.KEY_SEGMENTS} & {*served.parts.values()}
+    together = {Part.ENDS, Part.SEGMENTS} & {*served.parts.values()}
+    packing = fitted.extension.packing
+    if together and alike and packing in (Packing.EMPTY_SEGMENT, Packing.EMPTY_DOCUMENT, Packing.IDLE_DOCUMENTS):
+        return Unsupported("queries and keys are of the same documents, so that none has queries and no key")
+    if together and alike:
+        length = min(fitted.sizes.query_length, fitted.sizes.key_length)  # the other one may be a million
+        fitted = fitted.sized(query_length=length, key_length=length)
+    fitted = fitted.sized(query_length=1) if served.storage.single else fitted
+    return TakenPages(served.storage.pages)(fitted) if served.paged else fitted

@@ -1,0 +1,248 @@
+"""Serving kernels recognised: by the families of their names, and by calls that show how their arrays lie.
+
+A storage is right where each sample and each component is answered for itself, and twice the values are twice the
+output; of several, that in which heads, queries and keys have their effects, too. Nothing here knows the right answer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.implementations.adapters.tensors import to_tensor
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.claim_checks import PROBED
+from attention_conformance.implementations.discovery.functions.calls import IS_KIND, KINDS, wide
+from attention_conformance.implementations.discovery.functions.given_sizes import counts
+from attention_conformance.implementations.discovery.functions.served import OP, Request, Served, Storage, extents
+from attention_conformance.implementations.discovery.functions.serving_names import (
+    Part,
+    inputs_in,
+    parts_of,
+    reads_cache,
+    serves,
+)
+from attention_conformance.implementations.discovery.probe import HALF, Floats, near
+from attention_conformance.implementations.discovery.signatures import required, signature_of
+from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
+from attention_conformance.spec.problem import DTYPES
+
+WIDE = 64
+"""The width of the larger probes."""
+FEW = 3
+"""Groups of probes that are tried at least: another size may show a better storage."""
+MOST = 4
+"""Points of what behaves as attention in every respect."""
+SAME = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
+BOTH = ("BLHD", "BHLD")
+PACKED = ("THD", "HTD")
+SINGLE = ("BHD", "B1HD", "BH1D", "BE")
+OF_PAGES, OF_TOKENS = ("PSHD", "PHSD", "HPSD"), ("NHD", "HND")
+OUTPUTS = ("BLHD", "BHLD", "BLE", "THD", "HTD", "TE", "BHD", "B1HD", "BH1D", "BE")
+LOGS = ("BHL", "BLH", "HT", "TH", "BH")
+INTEGERS = ("int32", "int64", "list")
+PAGE_SIZES = (1, 4, 8, 16, 64, 128, 256)
+PLACES = {Part.PAIR: "2", Part.TRIPLE: "3"}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a probe: samples, heads, key heads, queries where there may be several, keys, width and tokens of a page."""
+
+    batch: int = 2
+    heads: int = 6
+    key_heads: int = 3
+    queries: int = 5
+    keys: int = 8
+    width: int = 16
+    page: int = 4
+
+
+OF_PROBES = (Sizes(), Sizes(key_heads=6), Sizes(2, 4, 2, 16, 32, 64, 16), Sizes(2, 4, 4, 16, 32, 64, 16))
+"""With fewer key heads and with as many, small ones and such as kernels take that want multiples of 16."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A kernel in one storage, and the arrays with which it is called.
+
+    Attributes:
+        served: the kernel.
+        framework, dtype: of its arrays.
+    """
+
+    served: Served
+    sizes: Sizes
+    framework: str
+    dtype: str
+    device: str
+
+    def arrays(self, queries: int = 0) -> tuple[Floats, Floats, Floats]:
+        """Query, key and value; as many queries as keys where these have the same documents."""
+        s, rng = self.sizes, np.random.default_rng(6)
+        alike = {Part.ENDS, Part.SEGMENTS, Part.TRIPLE} & {*self.served.parts.values()}
+        length = 1 if self.served.storage.single else queries or (s.keys if alike else s.queries)
+        query = rng.standard_normal((s.batch, s.heads, length, s.width)) / 2
+        key, value = rng.standard_normal((2, s.batch, s.key_heads, s.keys, s.width))
+        return query, key, value
+
+    def output(self, *arrays: Floats, **options: Any) -> Floats | None:
+        """Its output (B, H, Lq, d), if it is a finite one."""
+        answer = safe_call(lambda: self.served(*map(self._native, arrays), **{**self._usual, **options})).value
+        first = answer[0] if isinstance(answer, tuple) else answer
+        made: Floats | None = safe_call(partial(wide, first)).value if IS_KIND[self.framework](first) else None
+        return made if made is not None and np.isfinite(made).all() else None
+
+    @property
+    def _usual(self) -> dict[str, Any]:
+        """The tokens of a page, and no causal mask where there is a flag."""
+        paged = {"page_size": self.sizes.page} if self.served.paged else {}
+        return paged | ({"causal": False} if "causal" in self.served.passed else {})
+
+    def _native(self, array: Floats) -> Any:
+        typed = array.astype(DTYPES[self.dtype])
+        if self.framework == "torch":
+            return to_tensor(typed).to(self.device)
+        return sys.modules["jax"].numpy.asarray(typed) if self.framework == "jax" else typed
+
+    def as_answered(self) -> Probe | None:
+        """The same with the axes in which it answers, by the shape of a first answer; None where it has none."""
+        query, key, value = self.arrays()
+        request = Request(self.served, *map(self._native, (query, key, value)), self._usual)
+        answer = safe_call(lambda: self.served.answer(request)).value
+        output, *others = answer if isinstance(answer, tuple | list) and answer else (answer,)
+        if not IS_KIND[self.framework](output):
+            return None
+        sizes = dict(zip(OP, query.shape, strict=True))
+        axes, logs = (_axes_of(x, among, sizes) for x, among in ((output, OUTPUTS), ([*others, None][0], LOGS)))
+        storage = replace(self.served.storage, output=axes, logs=logs)
+        return replace(self, served=replace(self.served, storage=storage)) if axes else None
+
+    def points(self) -> int:
+        """How much it behaves as attention in this storage; 0 where it does not at all."""
+        arrays = self.arrays()
+        if (plain := self.output(*arrays)) is None:
+            return 0
+        changed = partial(self._changed, plain, arrays)
+        doubled = self.output(*arrays[:2], 2.0 * arrays[2])
+        linear = doubled is not None and near(doubled, 2.0 * plain, self.dtype)
+        if not linear or not _only_first(changed(2, 0), 0) or not _only_first(changed(2, ..., 0), 3):
+            return 0
+        head, last = changed(2, slice(None), 0), changed(2, ..., -1, slice(None))
+        share = self.sizes.heads // self.sizes.key_heads
+        of_heads = head is not None and int(head.any((0, 2, 3)).sum()) == share
+        of_last = last is not None and bool(last.any((1, 2, 3)).all())
+        return 1 + of_heads + of_last + _only_first(changed(0, ..., 0, slice(None)), 2)
+
+    def _changed(self, plain: Floats, arrays: tuple[Floats, ...], number: int, *at: Any) -> Any:
+        """Where the answer changes with a part of an array."""
+        other = [array.copy() for array in arrays]
+        other[number][at] *= -1.0
+        output = self.output(*other)
+        return None if output is None else np.abs(output - plain) > SAME.get(self.dtype, HALF) * (1.0 + np.abs(plain))
+
+
+def _axes_of(x: Any, among: Iterable[str], sizes: Mapping[str, int]) -> str:
+    shape = [*getattr(x, "shape", ())]
+    return next((axes for axes in among if extents(axes, sizes) == shape), "")
+
+
+def _only_first(changed: Any, axis: int) -> bool:
+    """Whether the first slice along an axis changes, and no other."""
+    return changed is not None and bool(changed.any()) and not bool(np.delete(changed, 0, axis).any())
+
+
+def served(function: Callable[..., Any], device: str, by_name: bool) -> Served | None:
+    """The function as a serving kernel; None where it is none, or no call shows how.
+
+    Args:
+        function: any function.
+        device: where it runs.
+        by_name: whether its names alone have to state that it is one.
+    """
+    signature = safe_call(lambda: signature_of(function)).value
+    parts = parts_of(signature.parameters.values()) if signature else {}
+    if signature is None or not inputs_in(parts) or (by_name and not serves(parts)):
+        return None
+    left = [p.name for p in signature.parameters.values() if required(p) and p.name not in parts]
+    unknown = [name for name in left if name not in KNOWN_NAMES]
+    if not {*parts.values()} - {*inputs_in(parts)} or not all(map(counts, unknown)):
+        return None
+    sizes = [dict(zip(unknown, each, strict=True)) for each in product(*map(counts, unknown))]
+    appending = any(part is Part.NEW_KEY and required(signature.parameters[name]) for name, part in parts.items())
+    made = partial(Served, function, parts, appending=appending)
+    several = [made(sizes=own, storage=storage) for own, storage in product(sizes, storages(parts))]
+    found = _best(several, device)
+    return _completed(found) if found else None
+
+
+def _best(several: Iterable[Served], device: str) -> Probe | None:
+    """The kernel in the storage in which it behaves as attention the most."""
+    best, points = None, 0
+    for number, group in enumerate(_groups([*several], device)):
+        for each in group:
+            probe = each.as_answered()
+            if probe and (seen := probe.points()) > points:
+                best, points = probe, seen
+            if points == MOST:
+                return best
+        if points == MOST - 1 and number >= FEW:
+            break
+    return best
+
+
+def _groups(several: Sequence[Served], device: str) -> Iterator[list[Probe]]:
+    """The probes with one kind of arrays and one size, the likelier first."""
+    kinds = [kind for kind in KINDS if kind != "jax" or "jax" in sys.modules]
+    usual = [each for each in several if each.storage.integers == INTEGERS[0]]
+    for dtype, kind in product(PROBED, kinds):
+        for sizes in OF_PROBES if kind == "torch" or dtype == PROBED[0] else ():
+            taken = several if kind == "torch" and sizes.width < WIDE else usual
+            yield [Probe(each, sizes, kind, dtype, device) for each in taken]
+
+
+def storages(parts: Mapping[str, Part]) -> Iterator[Storage]:
+    """How a kernel with these parameters may have its arrays, the likelier first."""
+    kinds = {*parts.values()}
+    paged, packed = bool({Part.TABLE, Part.PAGES} & kinds), bool({Part.ENDS, Part.QUERY_ENDS} & kinds)
+    ragged = not paged and bool({Part.ENDS, Part.KEY_ENDS} & kinds)
+    each_token = Part.PAGES in kinds and not {Part.LAST_PAGE, Part.PAGE_SIZE, Part.LENGTHS} & kinds
+    keys = OF_TOKENS if each_token else OF_PAGES if paged else PACKED if ragged else BOTH
+    place = next((digit for part, digit in PLACES.items() if part in kinds), "")
+    placed = [axes[:at] + place + axes[at:] for axes in keys for at in range(len(axes))] if place else keys
+    for integers, query, key in product(INTEGERS, PACKED if packed else (*BOTH, *SINGLE), placed):
+        if place != PLACES[Part.TRIPLE] or key.replace(place, "") == query:
+            yield Storage(query, key, integers=integers)
+
+
+def _completed(found: Probe) -> Served:
+    """The kernel with the pages that it takes, and whether its queries stand at the end."""
+    made = replace(found.served, at_end=reads_cache(found.served.parts) or _stands_at_end(found))
+    for size in PAGE_SIZES if made.paged else ():
+        several = replace(found, sizes=replace(found.sizes, page=size, keys=size * (2 if size > 1 else 5)))
+        if several.output(*several.arrays()) is not None:
+            return replace(made, storage=replace(made.storage, pages=size))
+    return made
+
+
+def _stands_at_end(found: Probe) -> bool:
+    """Whether, told to be causal or always so, its first query sees keys up to the one at its place, and no more."""
+    if found.served.storage.single:
+        return False
+    flag = {"causal": True} if "causal" in found.served.passed else {}
+    arrays = found.arrays()
+    if (plain := found.output(*arrays, **flag)) is None or (ahead := found.sizes.keys - plain.shape[2]) < 1:
+        return False
+    seen = []
+    for key in (ahead, ahead + 1):
+        other = arrays[2].copy()
+        other[:, :, key] *= -1.0
+        output = found.output(*arrays[:2], other, **flag)
+        seen.append(output is not None and not near(output[:, :, 0], plain[:, :, 0], found.dtype))
+    return seen == [True, False]
