@@ -117,6 +117,16 @@ def empty_lengths_as_seen(check: ClaimCheck) -> ClaimCheck:
     return _without(check, EMPTY_LENGTHS, why)
 
 
+def nan_of_length_0_as_seen(check: ClaimCheck) -> ClaimCheck:
+    """The check of a published interface, which documents rows that the causal flag empties, and no length of 0."""
+    fitted = fit(EMPTY_LENGTHS, check.claims)
+    if isinstance(fitted, Unsupported) or _empty_row(check, fitted, 0) is not EmptyRow.NAN:
+        return check
+    conventions = check.claims.conventions.claiming({"empty-row-padding": str(EmptyRow.NAN)})
+    check = replace(check, claims=replace(check.claims, conventions=conventions))
+    return check.stating(f"a sample of length 0 gets {EmptyRow.NAN}")
+
+
 def without_refused_lengths(check: ClaimCheck) -> ClaimCheck:
     """The check without samples and documents of length 0 where a statement of the function's own refuses them."""
     for why, case in OF_LENGTH_0.items():

@@ -66,6 +66,7 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
     empty_rows_as_seen,
     empty_rows_of_each_kind,
     empty_rows_of_window,
+    nan_of_length_0_as_seen,
     without_refused_lengths,
 )
 from attention_conformance.implementations.discovery.shipped.shipped import ShippedCall, as_shipped, with_cache
@@ -113,12 +114,14 @@ def function_candidate(
         TargetError: its parameters or its answer are none of a function of query, key and value.
         ValueError: a setting that does not exist.
     """
-    if not torch or as_shipped(function, interfaces()):
+    if as_shipped(function, interfaces()):
+        return _shipped_candidate(name, function, settings, device, premises)
+    if not torch:
         return _usual_candidate(name, function, settings, device, premises)
     from attention_conformance.implementations.discovery.functions.laid_out import attends_elsewhere
     from attention_conformance.implementations.discovery.functions.merged_heads import with_plain_output
 
-    if (serving := _serving_candidate(name, function, settings, device, premises, by_name=True)) is not None:
+    if (serving := _serving_candidate(name, function, settings, device, premises)) is not None:
         return serving
     if (needed := with_what_is_needed(function)) is not None:
         made = function_candidate(name, needed, settings, device, premises)
@@ -140,19 +143,31 @@ def function_candidate(
     return laid or with_all_it_returns(made, function, usual)
 
 
+def _shipped_candidate(
+    name: str, function: Callable[..., object], settings: Mapping[str, str], device: str, premises: Premises
+) -> Implementation:
+    """The same for a published interface, unless its arrays lie otherwise than those of that interface."""
+    if torch and (serving := _serving_candidate(name, function, settings, device, premises, other=True)) is not None:
+        return serving
+    return _usual_candidate(name, function, settings, device, premises)
+
+
 def _serving_candidate(
     name: str,
     function: Callable[..., object],
     settings: Mapping[str, str],
     device: str,
     premises: Premises,
-    by_name: bool,
+    by_name: bool = True,
+    other: bool = False,
 ) -> Implementation | None:
-    """The same for a serving kernel; None where it is none."""
+    """The same for a serving kernel; None where it is none, or where it has no other storage than published ones."""
     from attention_conformance.implementations.discovery.functions.serving import served
 
     made = served(function, device, by_name)
-    return made and _made(name, made, {**made.settings, **settings}, device, premises)
+    if made is None or (other and made.storage.published):
+        return None
+    return _made(name, made, {**made.settings, **settings}, device, premises)
 
 
 def _laid_out_candidate(
@@ -222,6 +237,7 @@ def _usual_candidate(
     elif not given:  # no name promises what a row without keys gets: the formula itself gives NaN
         check = empty_rows_of_each_kind(check)
     check = without_refused_lengths(check) if given else empty_lengths_as_seen(check)
+    check = nan_of_length_0_as_seen(check) if interface and not any("row" in key for key in settings) else check
     check, always = with_premises(check, premises)
     published = {PUBLISHED_FLAG, "attn_mask"} & {*options.spelled.values()}
     check, broken = (check, {}) if published or interface else without_broken_lengths(check)

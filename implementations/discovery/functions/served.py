@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.signatures import required,
 from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES, OPTIONS
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Packing
+from attention_conformance.spec.masks import real_keys
 
 OP = "BHLD"
 TOGETHER = {"T": "BL", "E": "HD", "N": "PS"}
@@ -51,6 +52,11 @@ class Storage:
     logs: str = ""
     integers: str = "int32"
     pages: int = 1
+
+    @property
+    def published(self) -> bool:
+        """Whether published interfaces have it: several queries, and heads next to the width."""
+        return not self.single and self.key.endswith("HD")
 
     @property
     def single(self) -> bool:
@@ -449,4 +455,9 @@ def fit_served(served: Served, fit: Fit, case: Case) -> Case | Unsupported:
         length = min(fitted.sizes.query_length, fitted.sizes.key_length)  # the other one may be a million
         fitted = fitted.sized(query_length=length, key_length=length)
     fitted = fitted.sized(query_length=1) if served.storage.single else fitted
+    if served.appending:  # each query comes with a key
+        shortest = int(real_keys(fitted).sum(-1).min(initial=fitted.sizes.key_length))
+        if not shortest and fitted.sizes.query_length:
+            return Unsupported("queries come with new keys, and a sample has none")
+        fitted = fitted.sized(query_length=min(fitted.sizes.query_length, shortest))
     return TakenPages(served.storage.pages)(fitted) if served.paged else fitted

@@ -1,7 +1,7 @@
 """Serving kernels recognised: by the families of their names, and by calls that show how their arrays lie.
 
-A storage is right where each sample and each component is answered for itself, and twice the values are twice the
-output; of several, that in which heads, queries and keys have their effects, too. Nothing here knows the right answer.
+A storage may be right where each component is answered for itself, and twice the values are twice the output; of
+several it is that in which samples, heads, queries and keys have the effects of these. Nothing here knows the right answer.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PROBED
 from attention_conformance.implementations.discovery.functions.calls import IS_KIND, KINDS, wide
 from attention_conformance.implementations.discovery.functions.given_sizes import counts
+from attention_conformance.implementations.discovery.functions.inputs_first import InputsFirst
 from attention_conformance.implementations.discovery.functions.served import OP, Request, Served, Storage, extents
 from attention_conformance.implementations.discovery.functions.serving_names import (
     Part,
@@ -37,7 +38,7 @@ WIDE = 64
 """The width of the larger probes."""
 FEW = 3
 """Groups of probes that are tried at least: another size may show a better storage."""
-MOST = 4
+MOST = 5
 """Points of what behaves as attention in every respect."""
 SAME = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 BOTH = ("BLHD", "BHLD")
@@ -132,13 +133,14 @@ class Probe:
         changed = partial(self._changed, plain, arrays)
         doubled = self.output(*arrays[:2], 2.0 * arrays[2])
         linear = doubled is not None and near(doubled, 2.0 * plain, self.dtype)
-        if not linear or not _only_first(changed(2, 0), 0) or not _only_first(changed(2, ..., 0), 3):
+        if not linear or not _only_first(changed(2, ..., 0), 3):
             return 0
         head, last = changed(2, slice(None), 0), changed(2, ..., -1, slice(None))
         share = self.sizes.heads // self.sizes.key_heads
         of_heads = head is not None and int(head.any((0, 2, 3)).sum()) == share
         of_last = last is not None and bool(last.any((1, 2, 3)).all())
-        return 1 + of_heads + of_last + _only_first(changed(0, ..., 0, slice(None)), 2)
+        alone = _only_first(changed(2, 0), 0), _only_first(changed(0, ..., 0, slice(None)), 2)
+        return 1 + of_heads + of_last + sum(alone)
 
     def _changed(self, plain: Floats, arrays: tuple[Floats, ...], number: int, *at: Any) -> Any:
         """Where the answer changes with a part of an array."""
@@ -166,6 +168,7 @@ def served(function: Callable[..., Any], device: str, by_name: bool) -> Served |
         device: where it runs.
         by_name: whether its names alone have to state that it is one.
     """
+    function = function.function if isinstance(function, InputsFirst) else function
     signature = safe_call(lambda: signature_of(function)).value
     parts = parts_of(signature.parameters.values()) if signature else {}
     if signature is None or not inputs_in(parts) or (by_name and not serves(parts)):
