@@ -258,7 +258,7 @@ class Request:
         return self.counts - (self._most_new() if self.served.appending else 0)
 
     def _most_new(self) -> int:
-        return min(self.query.shape[2], int(self.counts.min(initial=self.key.shape[2])))
+        return min(int(self.query.shape[2]), int(self.counts.min(initial=self.key.shape[2])))
 
     def _new(self, part: Part) -> Any:
         rows = self.key if part is Part.NEW_KEY else self.value
@@ -355,15 +355,15 @@ class Request:
 
     def size(self, count: Count) -> int:
         """What a parameter counts."""
-        heads, key_heads, width = self.query.shape[1], self.key.shape[1], self.query.shape[3]
+        heads, key_heads, width = int(self.query.shape[1]), int(self.key.shape[1]), int(self.query.shape[3])
         return {
             Count.HEADS: heads,
             Count.KEY_HEADS: key_heads,
             Count.SHARING: heads // max(1, key_heads),
             Count.WIDTH: width,
             Count.ALL_WIDTHS: heads * width,
-            Count.TOKENS: self.query.shape[2],
-            Count.SAMPLES: self.query.shape[0],
+            Count.TOKENS: int(self.query.shape[2]),
+            Count.SAMPLES: int(self.query.shape[0]),
             Count.BLOCK: BLOCK,
         }[count]
 

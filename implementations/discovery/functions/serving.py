@@ -1,7 +1,7 @@
 """Serving kernels recognised: by the families of their names, and by calls that show how their arrays lie.
 
 A storage may be right where each component is answered for itself, and twice the values are twice the output; of
-several it is that in which samples, heads, queries and keys have the effects of these. Nothing here knows the right answer.
+several it is that in which samples, heads, queries and keys have the effects of these. No right answer is known here.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ class Probe:
     def as_answered(self) -> Probe | None:
         """The same with the axes in which it answers, by the shape of a first answer; None where it has none."""
         query, key, value = self.arrays()
-        request = Request(self.served, *map(self._native, (query, key, value)), self._usual)
+        given = (self._native(query), self._native(key), self._native(value))
+        request = Request(self.served, *given, self._usual)
         answer = safe_call(lambda: self.served.answer(request)).value
         output, *others = answer if isinstance(answer, tuple | list) and answer else (answer,)
         if not IS_KIND[self.framework](output):

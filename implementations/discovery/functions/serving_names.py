@@ -53,7 +53,7 @@ OF_QUERY = {"q", "qo", "query", "queries", "xq", "qs"}
 OF_KEY = {"k", "key", "keys", "xk", "ks"}
 OF_VALUE = {"v", "value", "values", "xv", "vs"}
 OF_KEYS = OF_KEY | {"kv", "context", "ctx", "cache", "cached", "memory", "past"}
-STORED = {"cache", "caches", "cached", "page", "pages", "paged", "pool", "pools", "blocks", "block", "buffer", "past"}
+STORED = {"cache", "caches", "cached", "page", "pages", "paged", "pool", "pools", "blocks", "buffer", "past"}
 NEW = {"new", "cur", "current", "append", "fresh"}
 BESIDES = STORED | NEW | {"state", "states", "packed", "in", "all", "data", "tensor", "ptr"}
 """Words beside the role in the names of inputs."""
