@@ -3,65 +3,39 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import prod
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.adapters.paging import Pages, TakenPages, in_pages, lengths_of_samples
 from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
 from attention_conformance.implementations.discovery.functions.given_sizes import BLOCK, Count
 from attention_conformance.implementations.discovery.functions.serving_names import Part, reads_cache
+from attention_conformance.implementations.discovery.functions.stored_axes import (
+    OP,
+    Storage,
+    laid,
+    like,
+    permuted,
+    pooled,
+    restored,
+    stacked,
+)
 from attention_conformance.implementations.discovery.signatures import required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES, OPTIONS
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Packing
 from attention_conformance.spec.masks import real_keys
 
-OP = "BHLD"
-TOGETHER = {"T": "BL", "E": "HD", "N": "PS"}
-"""Axes that hold several: the tokens of all samples, the widths of all heads, and the places of all pages."""
 PASSED = ("is_causal", "scale", "window_size", "softcap", "alibi_slopes", "sinks")
 """Options that are passed on as they are."""
 RENAMED = {"is_causal": "causal"}
 """The names under which they are shown, where the suite's own is that of a published interface."""
 INFERENCE = frozenset({Feature.GRADIENTS, Feature.MASK_GRADIENT})
 """What no cache has."""
-
-
-@dataclass(frozen=True)
-class Storage:
-    """How a serving kernel has its arrays.
-
-    Attributes:
-        query, key, output: axes in the letters of (B, H, L, D), of `TOGETHER`, of pages (P) and places in one (S); 2
-            and 3 where so many arrays are stacked, and 1 for an axis of that extent.
-        logs: axes of what it returns next to its output; empty: nothing that is known.
-        integers: "int32", "int64", or "list" where lengths are numbers of Python.
-        pages: tokens of a page of which it needs a multiple.
-    """
-
-    query: str
-    key: str
-    output: str = ""
-    logs: str = ""
-    integers: str = "int32"
-    pages: int = 1
-
-    @property
-    def published(self) -> bool:
-        """Whether published interfaces have it: several queries, and heads next to the width."""
-        return not self.single and self.key.endswith("HD")
-
-    @property
-    def single(self) -> bool:
-        """Whether each sample has one query."""
-        return not {"L", "T"} & {*self.query}
 
 
 @dataclass(frozen=True)
@@ -232,7 +206,7 @@ class Request:
         axes = "".join(axis for axis in self.served.storage.key if not axis.isdigit())
         if self.served.paged:
             pools = (self.pages.key, self.pages.value)
-            key, value = (_pooled(_like(pool, self.key), axes) for pool in pools)
+            key, value = (pooled(like(pool, self.key), axes) for pool in pools)
         else:
             key, value = (self._tokens(self._before(rows), axes, self.key_ends) for rows in (self.key, self.value))
         return key, value
@@ -273,7 +247,7 @@ class Request:
         at = np.arange(rows.shape[2])
         new = (at >= self.held[:, None]) & (at < self.counts[:, None])
         sign = np.where(new, -1.0, 1.0)[:, None, :, None]
-        return rows * _like(sign, rows)
+        return rows * like(sign, rows)
 
     @cached_property
     def query_ends(self) -> Any:
@@ -297,7 +271,7 @@ class Request:
         if "T" not in axes or ends is None or ends[-1] == rows.shape[0] * rows.shape[2]:
             return laid(rows, axes)
         real = np.flatnonzero((np.arange(rows.shape[2]) < self.counts[:, None]).reshape(-1))
-        return _permuted(laid(rows, "THD")[real], "THD", axes)
+        return permuted(laid(rows, "THD")[real], "THD", axes)
 
     def _room(self) -> Any:
         shape, query = (*self.query.shape[:3], self.value.shape[3]), self.query
@@ -351,7 +325,7 @@ class Request:
         kind = self.served.storage.integers
         if kind == "list":
             return numbers.tolist()
-        return _like(numbers.astype(kind), self.query)
+        return like(numbers.astype(kind), self.query)
 
     def size(self, count: Count) -> int:
         """What a parameter counts."""
@@ -380,65 +354,6 @@ ARRAYS = {
     *(Part.QUERY, Part.KEY, Part.VALUE, Part.PAIR, Part.TRIPLE),
     *(Part.NEW_KEY, Part.NEW_VALUE, Part.OUTPUT),
 }
-
-
-def whole(axes: str) -> str:
-    """Each axis for itself, and after them those of (B, H, L, D) that are missing."""
-    apart = "".join(TOGETHER.get(axis, axis) for axis in axes if axis != "1")
-    return apart + "".join(axis for axis in OP if axis not in apart)
-
-
-def extents(axes: str, sizes: Mapping[str, int]) -> list[int]:
-    """Of each axis."""
-    return [prod(sizes[each] for each in TOGETHER.get(axis, axis) if each != "1") for axis in axes]
-
-
-def laid(x: Any, axes: str) -> Any:
-    """(B, H, L, D) in other axes, contiguous where it was so before, as callers of such a kernel have it."""
-    sizes, order = dict(zip(OP, x.shape, strict=True)), whole(axes)
-    return _permuted(x, OP, order).reshape(extents(axes, sizes))
-
-
-def restored(x: Any, axes: str, sizes: Mapping[str, int]) -> Any:
-    """The same in (B, H, L, D)."""
-    order = whole(axes)
-    return _permuted(x.reshape([sizes[axis] for axis in order]), order, OP)
-
-
-def _pooled(pool: Any, axes: str) -> Any:
-    """A pool of pages (P, S, H, D) in other axes."""
-    if "N" in axes:
-        return _permuted(pool.reshape((-1, *pool.shape[2:])), "NHD", axes)
-    return _permuted(pool, "PSHD", axes)
-
-
-def _permuted(x: Any, axes: str, order: str) -> Any:
-    if axes == order:
-        return x
-    moved = [axes.index(axis) for axis in order]
-    if not hasattr(x, "permute"):
-        return x.transpose(moved)
-    made = x.permute(moved)
-    return made.contiguous() if x.is_contiguous() else made
-
-
-def stacked(arrays: Iterable[Any], axis: int) -> Any:
-    """Along a new axis."""
-    given = [*arrays]
-    if hasattr(given[0], "new_zeros"):
-        return sys.modules["torch"].stack(given, axis)
-    return sys.modules["jax"].numpy.stack(given, axis) if is_jax(given[0]) else np.stack(given, axis)
-
-
-def _like(x: Any, like: Any) -> Any:
-    """An array of NumPy as the kind of another one; floats in its dtype."""
-    if not isinstance(x, np.ndarray) or isinstance(like, np.ndarray):
-        return x.astype(like.dtype) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x
-    if is_jax(like):
-        made = sys.modules["jax"].numpy.asarray(x)
-        return made.astype(like.dtype) if x.dtype.kind == "f" else made
-    made = sys.modules["torch"].from_numpy(x).to(like.device)
-    return made.to(like.dtype) if x.dtype.kind == "f" else made
 
 
 def fit_served(served: Served, fit: Fit, case: Case) -> Case | Unsupported:

@@ -21,7 +21,7 @@ from attention_conformance.implementations.discovery.claim_checks import PROBED
 from attention_conformance.implementations.discovery.functions.calls import IS_KIND, KINDS, wide
 from attention_conformance.implementations.discovery.functions.given_sizes import counts
 from attention_conformance.implementations.discovery.functions.inputs_first import InputsFirst
-from attention_conformance.implementations.discovery.functions.served import OP, Request, Served, Storage, extents
+from attention_conformance.implementations.discovery.functions.served import Request, Served
 from attention_conformance.implementations.discovery.functions.serving_names import (
     Part,
     inputs_in,
@@ -29,6 +29,7 @@ from attention_conformance.implementations.discovery.functions.serving_names imp
     reads_cache,
     serves,
 )
+from attention_conformance.implementations.discovery.functions.stored_axes import OP, Storage, extents
 from attention_conformance.implementations.discovery.probe import HALF, Floats, near
 from attention_conformance.implementations.discovery.signatures import required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
