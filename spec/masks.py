@@ -174,9 +174,9 @@ def _real_keys(case: Case, lengths: NDArray[np.int64]) -> Booleans:
             return real
         case Padding.MIDDLE:
             inner, middle = (keys > 0) & (keys < s.key_length - 1), np.arange(s.batch)[:, None] == s.batch // 2
-            return ~(middle & inner & (keys % 3 == 1))
+            return np.asarray(~(middle & inner & (keys % 3 == 1)))
         case Padding.MIDDLE_LENGTHS:
-            return (keys < lengths[:, None]) | (np.arange(s.batch)[:, None] != s.batch // 2)
+            return np.asarray((keys < lengths[:, None]) | (np.arange(s.batch)[:, None] != s.batch // 2))
         case Padding.RIGHT | Padding.LENGTHS:
             return keys < lengths[:, None]
 
