@@ -21,13 +21,13 @@ TOKENS = 134
 Change = Callable[[Problem], Problem]
 
 
-def lengthened(problem: Problem) -> Problem:
+def lengthened(problem: Problem, tokens: int = TOKENS) -> Problem:
     """The problem with more tokens, in two samples; each of them holds the numbers of one of those that it has."""
     arrays = {}
     for name in INPUTS:
         usual = getattr(problem, name)[:2]
-        blocks = [np.roll(usual, 5 * n, -1) * (-1) ** n for n in range(-(-TOKENS // usual.shape[1]))]
-        arrays[name] = np.concatenate(blocks, 1)[:, :TOKENS]
+        blocks = [np.roll(usual, 5 * n, -1) * (-1) ** n for n in range(-(-tokens // usual.shape[1]))]
+        arrays[name] = np.concatenate(blocks, 1)[:, :tokens]
     return problem.with_arrays(arrays)
 
 

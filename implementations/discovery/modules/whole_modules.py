@@ -27,6 +27,7 @@ from attention_conformance.implementations.discovery.modules.built_otherwise imp
     turned_on,
     words_of_option,
 )
+from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.harder_inputs import (
@@ -55,6 +56,8 @@ from attention_conformance.spec.problem import Array, Problem
 
 OVER_TOKENS = ("groupnorm", "instancenorm", "batchnorm")
 """In the names of classes that may divide by the size of several tokens together."""
+WINDOWS = 4
+"""Of an image, two beside each other, where a module divides images itself."""
 OF_COUNTS = {"len", "lens", "length", "lengths"}
 """Words in the names of what counts tokens of each sample."""
 WIDE = "float64"
@@ -157,12 +160,26 @@ def _otherwise(
             if not _sees_later(replace(run, build=partial(built_for, bare, True)), check):
                 found[how] = _usable(replace(run, causal=True, unordered=False), check)
     runs = {how: each for how, each in found.items() if each is not None}
+    windows: dict[str, Run] = {
+        how: each for name, run in runs.items() for how, each in _windows(usual, call, name, run, check)
+    }
     together: dict[str, Run] = {
         f"{how}, and what it sees": SeenTogether(runs[how], (runs[causal], runs[other]))
         for how, (_, (causal, other)) in pairs.items()
         if {how, causal, other} <= runs.keys()
     }
-    return {**runs, **together}
+    return {**runs, **together, **windows}
+
+
+def _windows(
+    make: Constructor, call: ModuleCall, how: str, run: AsBuilt, check: ClaimCheck
+) -> Iterator[tuple[str, Run]]:
+    """The run with an image of several windows, where it takes images and divides them itself."""
+    if make.window in SQUARES and call.spatial:
+        change = partial(lengthened, tokens=WINDOWS * make.tokens)
+        several = Changed(run, change)
+        if _answers(several, check, change):
+            yield f"{how}, with images of {WINDOWS} windows", several
 
 
 def _tables(whole: Constructor, module: nn.Module, direct: ModuleCall, check: ClaimCheck) -> dict[str, Run]:

@@ -97,3 +97,34 @@ def test_a_part_without_a_known_equation_is_named(make: Make) -> None:
     near = "nn.functional.conv1d(v.flatten(0, 1).mT, self.lepe, padding=1, groups=v.shape[-1])"
     answer = f"(s.softmax(-1) @ v + {near}.mT.reshape(v.shape))"
     assert not is_caught(make, body(parts, answer, PADDED, HIDE, **MASK), "lepe")
+
+
+SHIFTED = """
+class f(nn.Module):
+    def __init__(self, dim, num_heads, window_size=4, shift=0):
+        super().__init__()
+        self.w, self.shift, self.h = window_size, shift, num_heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def windows(self, x):
+        return x.unflatten(2, (-1, self.w)).unflatten(1, (-1, self.w)).transpose(2, 3)
+    def forward(self, x):
+        B, H, W, E = x.shape
+        n = H // self.w
+        x = x.roll((-self.shift, -self.shift), (1, 2))
+        t = self.windows(x).reshape(B * n * n, self.w**2, E)
+        q, k, v = (split(each, self.h) for each in self.qkv(t).chunk(3, -1))
+        s = q @ k.mT / q.shape[-1] ** 0.5
+        if self.shift:
+            side = torch.arange(H).ge(H - self.w).long() + torch.arange(H).ge(H - self.shift).long()
+            areas = (3 * side[:, None] + side)[None, :, :, None]
+            areas = self.windows(areas).reshape(n * n, self.w**2)
+            s = s.masked_fill((areas[:, None] != areas[..., None]).{order}[:, None], -torch.inf)
+        y = (s.softmax(-1) @ v).transpose(1, 2).reshape(B, n, n, self.w, self.w, E)
+        y = self.proj(y.transpose(2, 3).reshape(B, H, W, E))
+        return y.roll((self.shift, self.shift), (1, 2))
+"""
+
+
+@pytest.mark.parametrize(("order", "wrong"), [("repeat(B, 1, 1)", False), ("repeat_interleave(B, 0)", True)])
+def test_shifted_windows_of_each_image_have_its_areas(make: Make, order: str, wrong: bool) -> None:
+    assert is_caught(make, SHIFTED.format(order=order)) is wrong
