@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from attention_conformance.implementations.discovery.signatures import role
+
 
 class Neutral(StrEnum):
     """What is given to a parameter that has to be given, so that it changes nothing."""
@@ -207,6 +209,12 @@ def is_empty_place(parameter: inspect.Parameter) -> bool:
     default = parameter.default
     placed = bool(words_of(parameter.name) & POSITION_WORDS)
     return placed and isinstance(default, torch.Tensor) and not default.numel()
+
+
+def is_input(name: str) -> bool:
+    """Whether a parameter of this name is an input, and no table, mask or place in a cache."""
+    words = words_of(name)
+    return bool(role(name) or not words & NO_INPUT_WORDS or words <= OF_KEYS | {"x", "input", "inputs"})
 
 
 def words_of(name: str) -> set[str]:
