@@ -64,7 +64,7 @@ from attention_conformance.implementations.discovery.modules.layout import (
     needs_even,
     usual_fit,
 )
-from attention_conformance.implementations.discovery.modules.left_out import inputs_left_out, left_out
+from attention_conformance.implementations.discovery.modules.left_out import inputs_left_out, left_out, without_narrow
 from attention_conformance.implementations.discovery.modules.left_padding import without_rows_emptied_twice
 from attention_conformance.implementations.discovery.modules.mask_ranks import PerKey, promised_per_key, unknown_masks
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
@@ -87,7 +87,7 @@ from attention_conformance.implementations.discovery.modules.promises import (
     takes_float_padding,
 )
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
-from attention_conformance.implementations.discovery.modules.whole_modules import as_built, without_effect
+from attention_conformance.implementations.discovery.modules.whole_modules import as_built, not_judged
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.implementations.discovery.vocabulary import MaskForm
 from attention_conformance.spec.cases import Case, Layout, MaskShape, Padding
@@ -266,6 +266,7 @@ def module_candidate(
     if "returned-weights" not in settings:
         check = with_returned_weights(check, plan.extras)
     claims, notes = core_claims(check, exact_dtype=isinstance(kind, type) and issubclass(kind, Mirror))
+    claims, notes = without_narrow(plan.make, claims, notes)
     if Feature.GRADIENTS in claims and (kept_graph := _kept_graph(plan, check)):
         claims = replace(claims, features=claims.features - {Feature.GRADIENTS, Feature.MASK_GRADIENT})
         notes = (*notes, kept_graph)
@@ -285,11 +286,10 @@ def module_candidate(
     modes, raising = _modes(plan, published, replace(check, claims=claims))
     whole = as_built if _has_modes(plan) else own_backward
     modes = modes | whole(plan.make, plan.call, replace(check, claims=claims))
-    given = plan.call.of_context.values()
     judged = replace(check, claims=claims)
-    findings = mask_findings(kind, plan.call.options, judged, given) | unused_caches(kind, alternatives)
-    findings = findings | without_effect(modes, plan.make, plan.call, judged) | unknown_masks(plan.call, judged)
-    findings = findings | inputs_left_out(plan.make, plan.call)
+    findings = mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
+    findings = findings | unused_caches(kind, alternatives) | inputs_left_out(plan.make, plan.call)
+    findings = findings | not_judged(modes, plan.make, plan.call, judged) | unknown_masks(plan.call, judged)
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
     check = check.stating(*left_out(plan.make, plan.call))
     before = [*always, *plan.call.options.notes, *mode, *check.stated]
