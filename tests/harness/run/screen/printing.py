@@ -1,5 +1,7 @@
 """Printing: what a run prints when all is judged: one screen, or everything."""
 
+from textwrap import wrap
+
 import pytest
 
 from attention_conformance.tests.harness.explain import reduction
@@ -9,7 +11,18 @@ from attention_conformance.tests.harness.run.plan.selection import left_out
 from attention_conformance.tests.harness.run.screen.progress import colours
 from attention_conformance.tests.harness.run.session import SuiteSession
 from attention_conformance.tests.report.views import ERRORS, first_screen
+from attention_conformance.tests.report.views.first_screen import WIDTH
 from attention_conformance.tests.report.views.terminal import observed, summary
+
+WHOLE = {"break_long_words": False, "break_on_hyphens": False}
+"""Paths and names of options stay in one piece."""
+
+
+def in_lines(message: str) -> str:
+    """A message after "ERROR: ", or two letters more, in lines of a screen."""
+    start = " " * len("ERROR: ")
+    lines = (wrap(each, WIDTH, subsequent_indent="  ", **WHOLE) for each in f"{start}{message}".splitlines())
+    return "\n".join(line for wrapped in lines for line in wrapped).removeprefix(start)
 
 
 def summarise(terminalreporter: pytest.TerminalReporter, state: SuiteSession) -> None:
@@ -46,7 +59,7 @@ def _last_notes(terminalreporter: pytest.TerminalReporter, state: SuiteSession) 
     """Claims that were not checked, what candidates left behind, and where the report is."""
     settings, run = state.settings, state.recorder.run
     for line in post_run.unchecked_claims(state.selection, state.recorder.verdicts, state.settings.shard):
-        terminalreporter.write_line(f"ERROR  {line}", red=True)
+        terminalreporter.write_line(f"ERROR  {in_lines(line) if settings.first_screen else line}", red=True)
     for name, reason in left_out().items() if settings.all_builtin else ():
         terminalreporter.write_line(f"not checked: {name}, {reason}")
     for line in state.selection.notes:
