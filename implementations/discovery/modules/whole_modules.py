@@ -29,7 +29,11 @@ from attention_conformance.implementations.discovery.modules.module_runs import 
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns
-from attention_conformance.implementations.discovery.modules.window_masks import window_masks
+from attention_conformance.implementations.discovery.modules.window_masks import (
+    UNKNOWN_ORDER,
+    WindowMasks,
+    window_masks,
+)
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES
@@ -99,9 +103,10 @@ def _otherwise(
 def _tables(whole: Constructor, module: nn.Module, direct: ModuleCall, check: ClaimCheck) -> dict[str, Run]:
     """Its tables of biases and its masks of windows, as far as they can be looked at."""
     found, problem = safe_call(partial(tables_of, whole, module, Chosen(direct, ()))).value or {}, plain_problem(check)
-    runs: dict[str, Run] = {**found, **window_masks(whole, direct)}
     if problem is None:
         return {}
+    windows = {how: run.in_its_order(problem, check.device) for how, run in window_masks(whole, direct).items()}
+    runs: dict[str, Run] = {**found, **windows}
     return {how: run for how, run in runs.items() if not safe_call(partial(run, problem.fresh(), check.device)).error}
 
 
@@ -188,7 +193,8 @@ def without_effect(modes: Modes, make: Constructor, call: ModuleCall, check: Cla
         of_options = dict(_of_options(run, problem, check.device))
     parts = tuple(make.left_out)
     unknown = [p for p in idle if p.startswith(parts) or any(pattern in make.held for pattern, _ in patterns(p))]
-    return of_options | dict.fromkeys(unknown, "it changes nothing in the answer")
+    masks = [each.name for each in run.otherwise.values() if isinstance(each, WindowMasks) and each.windows_first]
+    return of_options | dict.fromkeys(masks, UNKNOWN_ORDER) | dict.fromkeys(unknown, "it changes nothing in the answer")
 
 
 def _of_options(run: AsBuilt, problem: Problem, device: str) -> Iterator[tuple[str, str]]:
