@@ -71,6 +71,15 @@ FORMS: dict[str, dict[str, str]] = {
         "inputs": "x, cos_sin",
         "turned": TABLE.format("(torch.cat([t, t], -1) for t in cos_sin if t.ndim == 4 or 1 / 0)") + TURNED,
     },
+    "tables of a part of a head": {
+        "inputs": "x, cos, sin",
+        "turned": "p = q.shape[-1] // 4 * 2; half = lambda x: torch.cat([-x.chunk(2, -1)[1], x.chunk(2, -1)[0]], -1); "
+        "q, k = (torch.cat([x[..., :p] * cos + half(x[..., :p]) * sin, x[..., p:]], -1) for x in (q, k))",
+    },
+    "a second width, of one head": {
+        "sizes": "dim, inner_dim, heads",
+        "layer": "nn.Linear(dim, heads * inner_dim) if _ < 3 else nn.Linear(heads * inner_dim, dim)",
+    },
     "a mask in every call": {"inputs": "x, mask=None", "masked": "s = s.masked_fill(mask[:, None].bool(), -torch.inf)"},
     "an input of key and value": {"inputs": "x_q, x_kv", "x": "x_q", "y": "x_kv"},
     "the input of key and value first": {"inputs": "context, x", "y": "context"},
