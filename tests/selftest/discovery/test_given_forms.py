@@ -229,6 +229,14 @@ def test_sines_and_cosines_in_turn_need_heads_of_even_width(make: Make) -> None:
     assert_conforms(made)
 
 
+@pytest.mark.parametrize("name", ["attn_bias", "attn_mask", "mask"])
+def test_a_mask_that_its_own_statement_refuses_is_not_claimed(make: Make, name: str) -> None:
+    made = make(text_of({"inputs": f"x, {name}=None", "before": f"assert {name} is None"}))
+    assert not {Feature.BOOL_MASK, Feature.FLOAT_MASK} & made.claims.features
+    assert name in made.findings
+    assert_conforms(made)
+
+
 @pytest.mark.parametrize("name", ["an image", "a square window", "a window", "a gate", "a list"])
 def test_a_right_one_conforms(make: Make, name: str) -> None:
     assert_conforms(make(text_of(FORMS[name])))
