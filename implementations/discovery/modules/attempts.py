@@ -104,7 +104,7 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
     widths = [p.name for p in parameters if required(p) and choices.get(p.name) == (Size.WIDTH,)]
     if len(widths) > 1:  # that of the inputs is another one
         of_a_head = [*widths[1:], *(name for name in widths[:1] if "hidden" in words_of(name))]
-        choices |= {name: (Size.WIDTH, Size.HEAD_WIDTH) for name in of_a_head}
+        choices |= dict.fromkeys(of_a_head, (Size.WIDTH, Size.HEAD_WIDTH))
     for chosen in product(*choices.values()):
         sizes = {name: size for name, size in zip(choices, chosen, strict=True) if size is not None}
         counted = {*sizes.values(), *in_file.values()}

@@ -138,6 +138,8 @@ TABLES = (
 )
 COSINES = (Neutral.ONES, Neutral.HALF_ONES, Neutral.SAMPLE_ONES, Neutral.ANY_ONES, Neutral.SAMPLE_ANY_ONES)
 SINES = (Neutral.ZEROS, Neutral.HALF_ZEROS, Neutral.SAMPLE_ZEROS, Neutral.ANY_ZEROS, Neutral.SAMPLE_ANY_ZEROS)
+OF_PARTS = {Neutral.ANY_ONES, Neutral.SAMPLE_ANY_ONES}
+"""Tables for rotations of a part of a head."""
 ROTATIONS = (*TABLES, *COSINES, *SINES)
 MASKS = (
     *(Neutral.SEEN, Neutral.NOT_HIDDEN, Neutral.SEEN_SHARED, Neutral.NOT_HIDDEN_SHARED, Neutral.KEYS_SEEN),

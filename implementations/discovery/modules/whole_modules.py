@@ -26,7 +26,7 @@ from attention_conformance.implementations.discovery.modules.constructors import
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.left_out import never_given
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.modules.neutrals import OF_PARTS, words_of
 from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns
 from attention_conformance.implementations.discovery.modules.window_masks import (
@@ -50,7 +50,8 @@ WIDE = "float64"
 def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     """Its run with all parts in place; none where nothing was left out, or it answers the same call differently."""
     counts = [name for name in never_given(make.kind, call) if words_of(name) & OF_COUNTS]
-    options = dict(turned_on(make))
+    of_parts = OF_PARTS & {*call.tables.values()}  # nothing of the width of 1 that small heads have is rotated in pairs
+    options = {} if of_parts else dict(turned_on(make))
     left_out = bool(make.left_out or make.held)
     if not (left_out or counts or options) or WIDE not in check.claims.dtypes:
         return {}

@@ -361,7 +361,10 @@ class f(nn.Module):
 
 @pytest.mark.parametrize(
     ("repeated", "wrong"),
-    [("repeat(len(x) // len(mask), 1, 1)", False), ("repeat(len(x) // len(mask), 1, 1)[torch.arange(len(x)) // 2]", True)],
+    [
+        ("repeat(len(x) // len(mask), 1, 1)", False),
+        ("repeat(len(x) // len(mask), 1, 1)[torch.arange(len(x)) // 2]", True),
+    ],
 )
 def test_each_image_has_the_masks_of_its_windows(make: Make, repeated: str, wrong: bool) -> None:
     assert is_caught(make, WINDOWS.format(repeated=repeated)) is wrong
