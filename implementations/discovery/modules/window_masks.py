@@ -60,7 +60,7 @@ class WindowMasks:
     def in_its_order(self, problem: Problem, device: str) -> WindowMasks:
         """The same, with the windows first where the images are right in that order alone."""
         other = replace(self, windows_first=True)
-        outcomes = [safe_call(lambda run=run: run(problem.fresh(), device)).value for run in (self, other)]
+        outcomes = [safe_call(partial(run, problem.fresh(), device)).value for run in (self, other)]
         usual, unusual = (each is not None and _is_alone(each) for each in outcomes)
         return other if unusual and not usual else self
 

@@ -1,5 +1,6 @@
 """Printing: what a run prints when all is judged: one screen, or everything."""
 
+from functools import partial
 from textwrap import wrap
 
 import pytest
@@ -14,14 +15,12 @@ from attention_conformance.tests.report.views import ERRORS, first_screen
 from attention_conformance.tests.report.views.first_screen import WIDTH
 from attention_conformance.tests.report.views.terminal import observed, summary
 
-WHOLE = {"break_long_words": False, "break_on_hyphens": False}
-"""Paths and names of options stay in one piece."""
-
 
 def in_lines(message: str) -> str:
     """A message after "ERROR: ", or two letters more, in lines of a screen."""
     start = " " * len("ERROR: ")
-    lines = (wrap(each, WIDTH, subsequent_indent="  ", **WHOLE) for each in f"{start}{message}".splitlines())
+    whole = partial(wrap, width=WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    lines = map(whole, f"{start}{message}".splitlines())
     return "\n".join(line for wrapped in lines for line in wrapped).removeprefix(start)
 
 
