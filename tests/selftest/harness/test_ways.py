@@ -58,7 +58,7 @@ def test_dropout_along_one_way_is_named() -> None:
     def drops(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         return torch.dropout(Steps()(query, key, value, **options), 0.5, train=True)
 
-    assert with_way(drops).name == "dropout in evaluation mode"
+    assert with_way(drops).name == "dropout that was not asked for"
 
 
 def test_what_fails_along_one_way_alone_is_diagnosed_there() -> None:

@@ -18,7 +18,7 @@ from attention_conformance.tests.harness.explain.diagnosis.observation import Ob
 from attention_conformance.tests.harness.explain.diagnosis.probes import PROBES
 
 ALTERNATIVES, EVALUATION = "relations.alternatives", "dropout.evaluation"
-DROPPED = "dropout in evaluation mode"
+DROPPED = "dropout that was not asked for"
 NO_DROPOUT = "Drop nothing in evaluation mode: training=self.training in F.dropout, a rate of 0.0 elsewhere."
 AGAIN = 3
 """So many calls with the same inputs."""
@@ -39,7 +39,7 @@ def along_ways(
         if check.clause == ALTERNATIVES:
             for way, run in implementation.alternatives.items():
                 own = replace(implementation, run=run)
-                if found := _along(own, way, check, device, diagnosed):
+                if found := _along(own, check, device, diagnosed):
                     return replace(found, when=(way, *found.when))
     return None
 
@@ -49,7 +49,7 @@ def _dropping(implementation: Implementation, checks: Sequence[FailingCheck], de
     for check in checks:
         if check.clause == EVALUATION and _drawn(implementation, check.case, check.dtype, device):
             number = len([each for each in checks if each.clause == EVALUATION])
-            return Diagnosis(DROPPED, number, len(checks), repair=NO_DROPOUT)
+            return Diagnosis(DROPPED, number, len(checks), repair=NO_DROPOUT, when=("in evaluation mode",))
     return None
 
 
@@ -62,15 +62,13 @@ def _drawn(implementation: Implementation, case: Case, dtype: str, device: str) 
     return len(outputs) == AGAIN and not any(np.array_equal(one, two, equal_nan=True) for one, two in pairs)
 
 
-def _along(
-    implementation: Implementation, way: str, check: FailingCheck, device: str, diagnosed: Along
-) -> Diagnosis | None:
+def _along(implementation: Implementation, check: FailingCheck, device: str, diagnosed: Along) -> Diagnosis | None:
     """What is wrong along one way, if anything is."""
     failing = [each for each in _observed(implementation, check, device) if each.failing][:ENOUGH]
     if not failing:
         return None
     base = failing[0].case
-    if "evaluation" in way and _drawn(implementation, base, check.dtype, device):
+    if _drawn(implementation, base, check.dtype, device):
         return Diagnosis(DROPPED, len(failing), len(failing), repair=NO_DROPOUT)
     if found := kept(implementation, base, check.dtype, device):
         return found

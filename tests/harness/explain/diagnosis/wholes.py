@@ -21,15 +21,13 @@ from attention_conformance.tests.harness.judge.relations import changed
 AS_BUILT = "modules.as-built"
 WIDE = "float64"
 INPUTS = ("query", "key", "value")
-ALONE, PIECES = "each sample alone", "in pieces"
 PREPOSITIONS = ("in ", "after ", "with ")
-FIRST = "the first "
 ROUNDINGS = 1e-6
 """Of the largest number of an output: who moves a row by less does not reach it."""
 OF_FIRST = "keys and values of the first call in the second one"
 KEEP_NONE = "Keep no keys and values between calls, or no longer than their inputs are the same."
 FROM_SECOND = "from the second call with the same sizes on"
-LATER, LOST = "later tokens are seen in pieces", "tokens are not seen in pieces"
+LATER, LOST = "tokens are seen that are not seen otherwise", "tokens are not seen"
 COUNT_PAST = "Count the tokens of earlier pieces where later ones are hidden."
 JOIN_PAST = "Let a piece see all that was kept of earlier ones, as far as a window allows."
 
@@ -90,13 +88,14 @@ def of_whole(implementation: Implementation, checks: Sequence[FailingCheck], dev
     found = whole.differing(problem)
     if not found:
         return None
-    first = min(found, key=lambda each: (len(each.path), PIECES not in each.path[-1]))
-    if first.path[-1] == ALONE and _keeps(whole, problem, first):
+    first = min(found, key=lambda each: len(each.path))
+    if _keeps(whole, problem, first):
         return Diagnosis(OF_FIRST, 1, 1, agrees=1, repair=KEEP_NONE, when=(FROM_SECOND,))
     how = ", ".join(first.path)
     how = how if how.startswith(PREPOSITIONS) else f"with {how}"
-    when = (how + _later(whole, problem, first), *_where(first.rows))
-    if first.path[-1].startswith(PIECES) and (named := _seen_otherwise(whole, problem, first)):
+    later = _later(whole, problem, first) if check.case.causal else ""
+    when = (how + later, *_where(first.rows))
+    if not later and (named := _seen_otherwise(whole, problem, first)):
         return replace(named, when=when)
     return Diagnosis("", 0, len(checks), when=when)
 
@@ -152,15 +151,15 @@ def _where(rows: Booleans) -> Iterator[str]:
 
 
 def _later(whole: Whole, problem: Problem, found: Differing) -> str:
-    """Where the first tokens alone get other rows: which token depends on a later one."""
-    seen = whole.seen(problem, found.path[:-1]) if found.path[-1].startswith(FIRST) else None
+    """Where no token may depend on a later one: which one does."""
+    seen = whole.seen(problem, found.path[:-1])
     if seen is None or not np.triu(seen, 1).any():
         return ""
     return ", as token {} depends on token {}".format(*np.argwhere(np.triu(seen, 1))[0])
 
 
 def _seen_otherwise(whole: Whole, problem: Problem, found: Differing) -> Diagnosis | None:
-    """What a module in pieces sees that it does not see as a whole, or the other way."""
+    """What a module sees where a relation fails, and not as a whole, or the other way."""
     pieces, own = whole.seen(problem, found.path), whole.seen(problem, found.path[:-1])
     if pieces is None or own is None:
         return None
