@@ -115,6 +115,11 @@ class AsBuilt:
         leaves = {name: given[name] for name in problem.needs}
         return Result(to_array(output), gradients=gradients_of(output, leaves, given["cotangent"]))
 
+    def output(self, problem: Problem, device: str) -> Array:
+        """The output alone."""
+        module = drawn(in_mode(built(self.build, problem, device), False))
+        return self._output(module, problem, device)
+
     def without_effect(self, problem: Problem, device: str, known: Collection[str] = ()) -> tuple[str, ...]:
         """The paths of parameters whose values the output does not depend on, but for those that are known."""
         module = drawn(in_mode(built(self.build, problem, device), False))

@@ -57,7 +57,7 @@ def turned_on(make: Constructor) -> Iterator[tuple[str, Constructor]]:
 
 def causal_too(usual: Constructor, others: Mapping[str, Constructor]) -> Iterator[tuple[str, Pair]]:
     """The class as it is built with each of these options and the one that hides later tokens, by a text."""
-    causal = next((how for how, each in others.items() if _words_of_option(usual, each) & OF_CAUSALITY), "")
+    causal = next((how for how, each in others.items() if words_of_option(usual, each) & OF_CAUSALITY), "")
     for how, other in others.items() if causal else ():
         if how != causal:
             flag = others[causal]
@@ -66,7 +66,7 @@ def causal_too(usual: Constructor, others: Mapping[str, Constructor]) -> Iterato
                 yield f"{causal} and {how}", (both, (causal, how))
 
 
-def _words_of_option(usual: Constructor, other: Constructor) -> set[str]:
+def words_of_option(usual: Constructor, other: Constructor) -> set[str]:
     """Of the names of what it is built with in addition to the usual."""
     return {word for name in {*other.changed, *other.options} - {*usual.options} for word in words_of(name)}
 

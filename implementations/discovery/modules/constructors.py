@@ -318,7 +318,7 @@ def looked_at(make: Constructor) -> Iterator[Constructor]:
 
 
 def built(make: Constructor, **widths: int) -> nn.Module:
-    """An instance of small sizes.
+    """An instance of small sizes, in float32 also where its class makes parameters of a half type.
 
     Raises:
         TargetError: it cannot be built.
@@ -327,7 +327,7 @@ def built(make: Constructor, **widths: int) -> nn.Module:
     if outcome.value is None:
         sizes = ", ".join(f"{n}={x}" for n, x in {"embed_dim": make.width, "num_heads": make.heads, **widths}.items())
         raise TargetError(f"it cannot be built with {sizes}: {outcome.error}")
-    return outcome.value
+    return outcome.value.float()
 
 
 def with_groups(make: Constructor) -> Constructor:

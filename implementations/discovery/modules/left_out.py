@@ -1,15 +1,21 @@
 """What a module is judged without, and which of its flags are set: parts taken out, parameters held, nothing given."""
 
 import inspect
+from dataclasses import replace
 
+from attention_conformance.implementations.api.contract import Claims
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.neutrals import ADDITIVE, ROTATIONS, words_of
 from attention_conformance.implementations.discovery.modules.own_cache import PAST
+from attention_conformance.implementations.discovery.modules.parameters import SHUT
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 
 MOST_NAMED = 6
 """What is left out that is named."""
+NARROW = "float16"
+"""The dtype of the smallest range."""
 USUAL = ("bias", "batch_first")
 """Flags that are set wherever there are any."""
 
@@ -26,6 +32,14 @@ def left_out(make: Constructor, call: ModuleCall) -> list[str]:
     more = [f"and {len(outside) - MOST_NAMED} more"] if len(outside) > MOST_NAMED else []
     built = [f"built with {', '.join(flags)}"] if flags else []
     return [*built, *([f"judged without {', '.join([*outside[:MOST_NAMED], *more])}"] if outside else [])]
+
+
+def without_narrow(make: Constructor, claims: Claims, notes: tuple[str, ...]) -> tuple[Claims, tuple[str, ...]]:
+    """The claims without the dtype in which the logit of a sink that is shut is no number."""
+    if "shut" not in make.held.values() or NARROW not in claims.dtypes:
+        return claims, notes
+    dtypes = tuple(dtype for dtype in claims.dtypes if dtype != NARROW)
+    return replace(claims, dtypes=dtypes), (*notes, unclaimed(NARROW, f"{SHUT:g} is none of its numbers"))
 
 
 def _is_stated(name: str, given: object) -> bool:

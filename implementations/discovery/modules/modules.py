@@ -64,7 +64,7 @@ from attention_conformance.implementations.discovery.modules.layout import (
     needs_even,
     usual_fit,
 )
-from attention_conformance.implementations.discovery.modules.left_out import left_out
+from attention_conformance.implementations.discovery.modules.left_out import left_out, without_narrow
 from attention_conformance.implementations.discovery.modules.left_padding import without_rows_emptied_twice
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
 from attention_conformance.implementations.discovery.modules.module_forms import found_form, norms_inside
@@ -86,7 +86,7 @@ from attention_conformance.implementations.discovery.modules.promises import (
     takes_float_padding,
 )
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
-from attention_conformance.implementations.discovery.modules.whole_modules import as_built, without_effect
+from attention_conformance.implementations.discovery.modules.whole_modules import as_built, not_judged
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.implementations.discovery.vocabulary import MaskForm
 from attention_conformance.spec.cases import Case, Layout, MaskShape, Padding
@@ -265,6 +265,7 @@ def module_candidate(
     if "returned-weights" not in settings:
         check = with_returned_weights(check, plan.extras)
     claims, notes = core_claims(check, exact_dtype=isinstance(kind, type) and issubclass(kind, Mirror))
+    claims, notes = without_narrow(plan.make, claims, notes)
     if Feature.GRADIENTS in claims and (kept_graph := _kept_graph(plan, check)):
         claims = replace(claims, features=claims.features - {Feature.GRADIENTS, Feature.MASK_GRADIENT})
         notes = (*notes, kept_graph)
@@ -287,7 +288,7 @@ def module_candidate(
     given = plan.call.of_context.values()
     judged = replace(check, claims=claims)
     findings = mask_findings(kind, plan.call.options, judged, given) | unused_caches(kind, alternatives)
-    findings = findings | without_effect(modes, plan.make, plan.call, judged)
+    findings = findings | not_judged(modes, plan.make, plan.call, judged)
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
     check = check.stating(*left_out(plan.make, plan.call))
     before = [*always, *plan.call.options.notes, *mode, *check.stated]

@@ -141,15 +141,16 @@ def patterns(path: str) -> Iterator[tuple[str, int | None]]:
             yield ".".join([*parts[:at], "*", *parts[at + 1 :]]), int(part)
 
 
-OPEN = 64.0
-"""The sigmoid of this number is 1 in each dtype."""
+OPEN, SHUT = 64.0, -1e30
+"""The sigmoid of the one is 1 in each dtype; next to the other as a score any key has all of the weight."""
 
 
 def filled(parameter: torch.Tensor, fill: str) -> torch.Tensor:
     """What it holds where it has no effect."""
-    if fill == "identity" and parameter.ndim == 2:
-        return torch.eye(*parameter.shape)
-    constant = {"zeros": 0.0, "ones": 1.0, "open": OPEN}.get(fill)
+    of_one_place = parameter.ndim >= 2 and parameter.shape[2:].numel() == 1  # as of a convolution of width 1
+    if fill == "identity" and of_one_place:
+        return torch.eye(*parameter.shape[:2]).view(parameter.shape)
+    constant = {"zeros": 0.0, "ones": 1.0, "open": OPEN, "shut": SHUT}.get(fill)
     return parameter.detach() if constant is None else torch.full_like(parameter, constant)
 
 

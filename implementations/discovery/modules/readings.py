@@ -32,7 +32,7 @@ Answer = Callable[[nn.Module, Inputs], torch.Tensor]
 MOST, FEW = 400, 40
 """Readings of a module that are compared with its answer, and those of them that are compared with other variants."""
 PLAIN_VARIANTS, OTHER_VARIANTS = tuple(islice(variants(), 2)), tuple(islice(variants(), 2, None))
-FILLS = ("initial", "zeros", "ones", "identity", "open")
+FILLS = ("initial", "zeros", "ones", "identity", "open", "shut")
 """The values at which a parameter may be held that is no projection."""
 APART = ("identity", "open")
 """Those of them that are of weights alone, or of biases alone."""

@@ -73,6 +73,12 @@ class Projected:
     w_o: torch.Tensor | None
     b_o: torch.Tensor | None
 
+    def merged(self, heads: torch.Tensor) -> torch.Tensor:
+        """The output (B, Lq, E) of what each head gives, (B, H, Lq, d)."""
+        merged = heads.transpose(1, 2).flatten(2)
+        output: torch.Tensor = merged if self.w_o is None else merged @ self.w_o
+        return output if self.b_o is None else output + self.b_o
+
 
 def projected(
     inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -90,26 +96,30 @@ def projected(
     return Projected(q, k, v, parameters.get("w_o"), parameters.get("b_o"))
 
 
-def output_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
-    """The output (B, Lq, E)."""
+def scores_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
+    """The scores (B, H, Lq, Lk), of which none is hidden."""
     query, key = given.query, given.key
     if variant.normalised:
         width = 1 if variant.cosine else query.shape[-1]
         query, key = (x * (x.square().sum(-1, keepdim=True) / width).rsqrt() for x in (query, key))
-    if variant.premises.rotary_base:
-        query, key = (torch.from_numpy(rotated(x.numpy(), BASE, variant.pairing)) for x in (query, key))
+    if base := variant.premises.rotary_base:
+        query, key = (torch.from_numpy(rotated(x.numpy(), base, variant.pairing)) for x in (query, key))
     width = query.shape[-1] * (query.shape[1] if variant.of_all else 1)
-    scores = query @ key.mT * width**variant.scale
+    scores: torch.Tensor = query @ key.mT * width**variant.scale
     if variant.premises.alibi:
         place = torch.arange(scores.shape[-1], dtype=scores.dtype)
         slopes = scores.new_tensor(usual_slopes(scores.shape[1])[int(variant.premises.interleaved)])
         scores = scores - slopes[:, None, None] * (place - place[: scores.shape[-2], None]).abs()
+    return scores
+
+
+def output_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
+    """The output (B, Lq, E)."""
+    scores = scores_of_variant(given, variant)
     if variant.premises.causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(later, -torch.inf)
-    merged: torch.Tensor = (scores.softmax(-1) @ given.value).transpose(1, 2).flatten(2)
-    output = merged if given.w_o is None else merged @ given.w_o
-    return output if given.b_o is None else output + given.b_o
+    return given.merged(scores.softmax(-1) @ given.value)
 
 
 def output_of_problem(problem: Problem, scale: float, causal: bool) -> Floats:

@@ -21,15 +21,34 @@ from attention_conformance.implementations.discovery.claim_checks import PLAIN, 
 from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.modules.bare import POSITIONS
 from attention_conformance.implementations.discovery.modules.bias_tables import tables_of
-from attention_conformance.implementations.discovery.modules.built_otherwise import causal_too, turned_on
+from attention_conformance.implementations.discovery.modules.built_otherwise import (
+    OF_CAUSALITY,
+    causal_too,
+    turned_on,
+    words_of_option,
+)
+from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.harder_inputs import (
+    TOKENS,
+    Change,
+    Changed,
+    OthersHidden,
+    Unseen,
+    hiding,
+    lengthened,
+    mixes_tokens,
+)
 from attention_conformance.implementations.discovery.modules.left_out import never_given
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
-from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns
+from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns, place_of
+from attention_conformance.implementations.discovery.modules.part_equations import PartEquations, equations
+from attention_conformance.implementations.discovery.modules.template import Variant
 from attention_conformance.implementations.discovery.modules.window_masks import window_masks
+from attention_conformance.spec.conventions import DefaultScale
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES
@@ -37,6 +56,8 @@ from attention_conformance.spec.problem import Array, Problem
 
 OVER_TOKENS = ("groupnorm", "instancenorm", "batchnorm")
 """In the names of classes that may divide by the size of several tokens together."""
+WINDOWS = 4
+"""Of an image, two beside each other, where a module divides images itself."""
 OF_COUNTS = {"len", "lens", "length", "lengths"}
 """Words in the names of what counts tokens of each sample."""
 WIDE = "float64"
@@ -48,7 +69,9 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     counts = [name for name in never_given(make.kind, call) if words_of(name) & OF_COUNTS]
     options = dict(turned_on(make))
     left_out = bool(make.left_out or make.held)
-    if not (left_out or counts or options) or WIDE not in check.claims.dtypes:
+    direct = replace(call, tap="").alone_with_itself()
+    pieces: Mapping[str, Call] = dict(calls_in_pieces(make.kind, direct)) if check.claims.premises.causal else {}
+    if not (left_out or counts or options or pieces) or WIDE not in check.claims.dtypes:
         return {}
     whole = replace(make, left_out=(), held={}, norms=None)
     module = safe_call(lambda: built(whole)).value
@@ -57,12 +80,10 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     parts = [*_parts(module, make)]
     premises = check.claims.premises
     sized = bool(premises.length or premises.block or make.window)
-    direct = replace(call, tap="").alone_with_itself()
     run = _usual(whole, module, direct, sized)
     run = replace(run, heads=None if premises.alibi else _head_axes(whole))
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
     unordered = unordered and not sized and all(_is_of_tokens(part, make) for part in parts)
-    pieces: Mapping[str, Call] = dict(calls_in_pieces(make.kind, direct)) if premises.causal else {}
     every = replace(run, unordered=unordered, pieces=pieces)
     if counts and not left_out:  # a shorter sequence has other counts
         counted = WithCounts(direct, tuple(counts))
@@ -71,8 +92,49 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     if usable is None:
         return {}
     makes = {how: replace(whole, options=each.options, changed=each.changed) for how, each in options.items()}
-    otherwise = _otherwise(whole, makes, module, direct, sized, check) | _tables(whole, module, direct, check)
-    return {Feature.AS_BUILT: replace(usable, otherwise=otherwise)}
+    otherwise = _otherwise(whole, makes, module, direct, sized, check, make) | _tables(whole, module, direct, check)
+    harder = _harder(usable, module, check, sized) | _numbers(make, call, check)
+    return {Feature.AS_BUILT: replace(usable, otherwise=otherwise | harder)}
+
+
+def _harder(run: AsBuilt, module: nn.Module, check: ClaimCheck, sized: bool) -> dict[str, Run]:
+    """The run in a long sequence, and with other tokens where they are hidden, as far as it answers so."""
+    found: dict[str, Run] = {}
+    attempts = () if sized else (Changed(each, lengthened) for each in (run, replace(run, pieces={})))
+    long = next((each for each in attempts if _answers(each, check, lengthened)), None)
+    found |= {} if long is None else {f"in a sequence of {TOKENS} tokens": long}
+    hidden = hiding(check.claims)
+    if hidden is not None and run.prefixes and not mixes_tokens(module):
+        found |= _answered({"where a mask hides the last tokens": OthersHidden(run, hidden)}, check)
+    return found
+
+
+def _numbers(make: Constructor, call: ModuleCall, check: ClaimCheck) -> dict[str, Run]:
+    """What its held parts do by their equations, where these are known, in a long sequence and under a mask, too."""
+    problem, hidden = plain_problem(check), hiding(check.claims)
+    direct = Chosen(call.alone_with_itself(), ())
+    run = None if problem is None else equations(make, direct, _variant(check), problem, check.device)
+    if run is None:
+        return {}
+    how = f"with the numbers of {', '.join(run.uses)}"
+    runs: dict[str, Run] = {how: run, f"{how}, in a sequence of {TOKENS} tokens": Changed(run, lengthened)}
+    runs |= {} if hidden is None else {f"{how}, where a mask hides the last tokens": Unseen(run, hidden)}
+    return _answered(runs, check)
+
+
+def _variant(check: ClaimCheck) -> Variant:
+    """The variant of attention that its claims state."""
+    premises, conventions = check.claims.premises, check.claims.conventions
+    unscaled = conventions.default_scale is DefaultScale.ONE or premises.scale is not None
+    return Variant(premises, conventions.rotary_pairing, scale=0.0 if unscaled else -0.5)
+
+
+def _answered(runs: Mapping[str, Run], check: ClaimCheck) -> dict[str, Run]:
+    """Those of the runs that answer the plain problem."""
+    problem = plain_problem(check)
+    if problem is None:
+        return {}
+    return {how: run for how, run in runs.items() if not safe_call(partial(run, problem.fresh(), check.device)).error}
 
 
 def _otherwise(
@@ -82,27 +144,48 @@ def _otherwise(
     call: ModuleCall,
     sized: bool,
     check: ClaimCheck,
+    neutral: Constructor,
 ) -> dict[str, Run]:
-    """The runs of a class as it is built with each of these options, and with one that hides later tokens as well."""
+    """The runs of a class as it is built with each of these options, and with one that hides later tokens as well.
+
+    `neutral` is the class as its answer is known: what hides later tokens there hides them with all parts in place.
+    """
     pairs = dict(causal_too(usual, makes))
     every = {**makes, **{how: both for how, (both, _) in pairs.items()}}
-    found = {how: _optional(each, module, call, sized, check) for how, each in every.items()}
+    found: dict[str, AsBuilt | None] = {}
+    for how, each in every.items():
+        found[how] = run = _optional(each, module, call, sized, check)
+        if run is not None and not run.causal and words_of_option(usual, each) & OF_CAUSALITY:
+            bare = replace(neutral, options=each.options, changed=each.changed)
+            if not _sees_later(replace(run, build=partial(built_for, bare, True)), check):
+                found[how] = _usable(replace(run, causal=True, unordered=False), check)
     runs = {how: each for how, each in found.items() if each is not None}
+    windows: dict[str, Run] = {
+        how: each for name, run in runs.items() for how, each in _windows(usual, call, name, run, check)
+    }
     together: dict[str, Run] = {
         f"{how}, and what it sees": SeenTogether(runs[how], (runs[causal], runs[other]))
         for how, (_, (causal, other)) in pairs.items()
         if {how, causal, other} <= runs.keys()
     }
-    return {**runs, **together}
+    return {**runs, **together, **windows}
+
+
+def _windows(
+    make: Constructor, call: ModuleCall, how: str, run: AsBuilt, check: ClaimCheck
+) -> Iterator[tuple[str, Run]]:
+    """The run with an image of several windows, where it takes images and divides them itself."""
+    if make.window in SQUARES and call.spatial:
+        change = partial(lengthened, tokens=WINDOWS * make.tokens)
+        several = Changed(run, change)
+        if _answers(several, check, change):
+            yield f"{how}, with images of {WINDOWS} windows", several
 
 
 def _tables(whole: Constructor, module: nn.Module, direct: ModuleCall, check: ClaimCheck) -> dict[str, Run]:
     """Its tables of biases and its masks of windows, as far as they can be looked at."""
-    found, problem = safe_call(partial(tables_of, whole, module, Chosen(direct, ()))).value or {}, plain_problem(check)
-    runs: dict[str, Run] = {**found, **window_masks(whole, direct)}
-    if problem is None:
-        return {}
-    return {how: run for how, run in runs.items() if not safe_call(partial(run, problem.fresh(), check.device)).error}
+    found = safe_call(partial(tables_of, whole, module, Chosen(direct, ()))).value or {}
+    return _answered({**found, **window_masks(whole, direct)}, check)
 
 
 def _usual(whole: Constructor, module: nn.Module, direct: ModuleCall, sized: bool) -> AsBuilt:
@@ -127,7 +210,9 @@ def of_unknown_form(make: Constructor, module: nn.Module, call: ModuleCall, chec
     run = None if run is None else _usable(run, check)
     if run is None:
         return None
-    return replace(run, otherwise=_otherwise(make, dict(turned_on(make)), module, call, bool(make.window), check))
+    sized = bool(make.window)
+    otherwise = _otherwise(make, dict(turned_on(make)), module, call, sized, check, make)
+    return replace(run, otherwise=otherwise | _harder(run, module, check, sized))
 
 
 def _optional(
@@ -147,13 +232,20 @@ def _by_behaviour(
     whole: Constructor, module: nn.Module, call: ModuleCall, check: ClaimCheck, sized: bool
 ) -> AsBuilt | None:
     """A run that knows whether a token sees a later one; None where it cannot be called."""
-    run, problem = _usual(whole, module, call, sized), plain_problem(check)
+    run = _usual(whole, module, call, sized)
+    later = _sees_later(run, check)
+    if later is None:
+        return None
+    return replace(run, causal=not later, pieces={} if later else dict(calls_in_pieces(whole.kind, call)))
+
+
+def _sees_later(run: AsBuilt, check: ClaimCheck) -> bool | None:
+    """Whether a token sees a later one; None where it cannot be called."""
+    problem = plain_problem(check)
     if problem is None:
         return None
     later = safe_call(lambda: run.sees_later(problem.fresh(), check.device))
-    if later.error:
-        return None
-    return replace(run, causal=not later.value, pieces={} if later.value else dict(calls_in_pieces(whole.kind, call)))
+    return None if later.error else bool(later.value)
 
 
 def plain_problem(check: ClaimCheck) -> Problem | None:
@@ -178,7 +270,22 @@ class WithCounts:
         )
 
 
-def without_effect(modes: Modes, make: Constructor, call: ModuleCall, check: ClaimCheck) -> dict[str, str]:
+def not_judged(modes: Modes, make: Constructor, call: ModuleCall, check: ClaimCheck) -> dict[str, str]:
+    """Parameters of its parts whose numbers are not judged, with the reason."""
+    return _without_equation(modes, make) | _without_effect(modes, make, call, check)
+
+
+def _without_equation(modes: Modes, make: Constructor) -> dict[str, str]:
+    """Parameters that are held at a value without effect and whose equation is unknown, with the reason."""
+    run = modes.get(Feature.AS_BUILT)
+    otherwise = run.otherwise if isinstance(run, AsBuilt) else {}
+    known = {path for each in otherwise.values() if isinstance(each, PartEquations) for path in each.uses}
+    unknown = [path for path in make.held if place_of(path) is None and f"the rows of {path}" not in otherwise]
+    left = [path for path in unknown if not {path, path.rpartition(".")[0]} & known]
+    return dict.fromkeys(left, "its equation is unknown: judged by relations between answers alone")
+
+
+def _without_effect(modes: Modes, make: Constructor, call: ModuleCall, check: ClaimCheck) -> dict[str, str]:
     """Parameters of its parts that change nothing, with the reason; none where it is given what changes nothing."""
     run, problem = modes.get(Feature.AS_BUILT), plain_problem(check)
     if not isinstance(run, AsBuilt) or call.tables or problem is None:
@@ -252,12 +359,12 @@ def _is_of_tokens(part: nn.Module, make: Constructor) -> bool:
     return "norm" in name and not any(word in name for word in (*OVER_TOKENS, *POSITIONS))
 
 
-def _answers(run: AsBuilt, check: ClaimCheck) -> bool:
-    """Whether it answers finite numbers of the input's samples and tokens, and nothing at random."""
+def _answers(run: Run, check: ClaimCheck, change: Change = Problem.fresh) -> bool:
+    """Whether it answers finite numbers of the changed input's samples and tokens, and nothing at random."""
     problem = plain_problem(check)
     if problem is None:
         return False
-    results = []
+    results, samples_and_tokens = [], change(problem).query.shape[:2]
     for seed in (1, 2):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -265,7 +372,7 @@ def _answers(run: AsBuilt, check: ClaimCheck) -> bool:
     first, second = results
     if not isinstance(first, Result) or not isinstance(second, Result):
         return False
-    shaped = first.output.ndim == 3 and first.output.shape[:2] == problem.query.shape[:2]
+    shaped = first.output.ndim == 3 and first.output.shape[:2] == samples_and_tokens
     repeated = _is_same(first.others["after other calls"].output, first.output)
     return shaped and repeated and all(_is_same(first.others[how].output, x.output) for how, x in second.others.items())
 

@@ -1,4 +1,4 @@
-"""Classes that refuse the sizes at which they are looked at first, and functions that are given sizes of inputs."""
+"""Classes that refuse the sizes or the dtype in which they are looked at first, and functions that are given sizes."""
 
 import pytest
 
@@ -57,6 +57,18 @@ def test_the_next_number_of_heads_is_taken_where_its_own_is_refused(make: Make) 
     assert isinstance(fitted, Case)
     assert fitted.sizes.num_heads == 4
     assert isinstance(fit(Case().sized(num_heads=6, num_kv_heads=2), claims), Unsupported)
+
+
+def test_the_form_of_a_class_with_parameters_in_half_is_looked_for_in_float32(make: Make) -> None:
+    halved = (
+        SELECTIVE.replace("{built}", "pass")
+        .replace("{called}", "pass")
+        .replace("3 * dim)", "3 * dim, dtype=torch.bfloat16)")
+    )
+    text = both(halved, (USUAL, WRONG))
+    assert_conforms(make(text))
+    with pytest.raises(AssertionError):
+        assert_conforms(make(text, "g"))
 
 
 WINDOWS = """

@@ -1,0 +1,265 @@
+"""Equations of parts: what mixes heads, sinks, gates and gains, judged by their numbers where they are in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from itertools import islice, product
+
+import torch
+from torch import nn
+
+from attention_conformance.implementations.adapters.as_built import Call, drawn
+from attention_conformance.implementations.adapters.mha_interface import inputs_of
+from attention_conformance.implementations.adapters.results import output_of
+from attention_conformance.implementations.adapters.tensors import tensors, to_array
+from attention_conformance.implementations.adapters.torch_module import built, in_mode, named_parts, places_in
+from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.modules.constructors import Constructor
+from attention_conformance.implementations.discovery.modules.module_runs import built_for
+from attention_conformance.implementations.discovery.modules.parameters import patterns, place_of
+from attention_conformance.implementations.discovery.modules.template import (
+    Projected,
+    Variant,
+    projected,
+    scores_of_variant,
+)
+from attention_conformance.spec.problem import Array, Problem
+
+MOST = 256
+"""Ways to use the parts of a module that are compared with its answer."""
+NEAR = 1e-4
+"""How far an answer may be off, whose equation is seen: some modules compute a part in float32 always."""
+
+
+class Role(StrEnum):
+    """What a part does."""
+
+    SCORES = "multiplies the scores of a head"
+    BEFORE = "mixes the scores of the heads"
+    SINK = "is a logit of each head next to its scores"
+    AFTER = "mixes the weights of the heads"
+    HEADS = "multiplies what each head gives"
+    GATE = "gives the gates of heads, or of their components, for a token"
+    OUTPUT = "multiplies the output"
+
+
+class Through(StrEnum):
+    """What is taken of its numbers first."""
+
+    NOTHING = "nothing"
+    TRANSPOSED = "the transposed matrix"
+    EXPONENTIAL = "the exponential"
+    SIGMOID = "the sigmoid"
+    TANH = "the hyperbolic tangent"
+
+
+@dataclass(frozen=True)
+class Use:
+    """How the weight of a part is used; its bias, if it has one, is added to what it mixes or projects."""
+
+    role: Role
+    through: Through = Through.NOTHING
+
+
+Uses = Mapping[str, Use]
+"""By the path of a parameter, or of the layer that has it."""
+
+
+def _possible(shape: tuple[int, ...], heads: int, width: int) -> Iterator[Use]:
+    """The uses of a weight of this shape, of a module with so many heads and of this width."""
+    if shape == (heads, heads):
+        for role in (Role.BEFORE, Role.AFTER):
+            yield from (Use(role), Use(role, Through.TRANSPOSED))
+    if shape in ((heads, width), (width, width)):
+        yield Use(Role.GATE, Through.SIGMOID)
+    if shape == (heads,):
+        yield from (Use(Role.SINK), *(Use(Role.HEADS, t) for t in (Through.NOTHING, Through.SIGMOID, Through.TANH)))
+    if shape in ((heads,), ()):
+        yield from (Use(Role.SCORES, t) for t in (Through.NOTHING, Through.EXPONENTIAL))
+    if shape in ((width,), ()):
+        yield from (Use(Role.OUTPUT, t) for t in (Through.NOTHING, Through.TANH, Through.SIGMOID))
+    if shape == (width,):
+        yield from (Use(Role.HEADS, t) for t in (Through.NOTHING, Through.SIGMOID))
+
+
+@dataclass(frozen=True)
+class Held:
+    """The weight and the bias of a part, float64; without axes of one number."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def taken(self, through: Through) -> torch.Tensor:
+        """The numbers of the weight as they are used."""
+        match through:
+            case Through.TRANSPOSED:
+                return self.weight.mT
+            case Through.EXPONENTIAL:
+                return self.weight.exp()
+            case Through.TANH:
+                return self.weight.tanh()
+            case Through.SIGMOID:
+                return self.weight.sigmoid()
+        return self.weight
+
+    def mixed(self, heads: torch.Tensor, through: Through) -> torch.Tensor:
+        """What it makes of (B, H, Lq, Lk)."""
+        output: torch.Tensor = torch.einsum("gh,bhij->bgij", self.taken(through), heads)
+        return output if self.bias is None else output + self.bias[:, None, None]
+
+    def gates(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+        """(B, H, L, 1) or (B, H, L, d) of tokens (B, L, E)."""
+        logits = nn.functional.linear(x, self.weight, self.bias)
+        opened: torch.Tensor = logits.sigmoid().unflatten(-1, (heads, -1)).transpose(1, 2)
+        return opened
+
+    def of_heads(self, through: Through, heads: int) -> torch.Tensor:
+        """(H, 1, 1) or (H, 1, d)."""
+        return self.taken(through).reshape(heads, 1, -1) if self.weight.ndim else self.taken(through)
+
+
+def output_with_parts(
+    given: Projected, x: torch.Tensor, hidden: torch.Tensor, variant: Variant, parts: Mapping[Held, Use]
+) -> torch.Tensor:
+    """The output (B, Lq, E) with these parts, in the order in which the roles stand.
+
+    Args:
+        given: query, key and value in heads.
+        x: (B, Lq, E), of which gates are made.
+        hidden: broadcasts to (B, 1, Lq, Lk), True = not seen.
+        variant: of attention.
+        parts: each with its use.
+    """
+    of = {role: [(held, use.through) for held, use in parts.items() if use.role is role] for role in Role}
+    scores, count = scores_of_variant(given, variant), given.query.shape[1]
+    for held, through in of[Role.SCORES]:
+        scores = scores * held.of_heads(through, count)
+    for held, through in of[Role.BEFORE]:
+        scores = held.mixed(scores, through)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    sinks = [held.weight[:, None, None].expand(*scores.shape[:-1], 1) for held, _ in of[Role.SINK]]
+    weights = torch.cat([scores, *sinks], -1).softmax(-1)[..., : scores.shape[-1]]
+    for held, through in of[Role.AFTER]:
+        weights = held.mixed(weights, through)
+    heads = weights @ given.value
+    for held, through in of[Role.HEADS]:
+        heads = heads * held.of_heads(through, count)
+    for held, _ in of[Role.GATE]:
+        heads = heads * held.gates(x, count)
+    output = given.merged(heads)
+    for held, through in of[Role.OUTPUT]:
+        output = output * held.taken(through)
+    return output
+
+
+@dataclass(frozen=True, eq=False)
+class PartEquations:
+    """A module with parts in place that are held elsewhere, whose answer is known by the equations of these.
+
+    Attributes:
+        make: the class with these parts.
+        call: see `TorchModule`.
+        variant: of attention.
+        uses: of the parts.
+    """
+
+    make: Constructor
+    call: Call
+    variant: Variant
+    uses: Uses
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """What the equations give; its `others` are the output."""
+        module = self.module(problem, device)
+        expected = to_array(self.expected(module, problem, self.uses)).astype(problem.query.dtype)
+        return Result(expected, others={"by the equations of its parts": Result(self.answer(module, problem, device))})
+
+    def module(self, problem: Problem, device: str) -> nn.Module:
+        """An instance with parameters of its own."""
+        return drawn(in_mode(built(partial(built_for, self.make, True), problem, device), False))
+
+    def answer(self, module: nn.Module, problem: Problem, device: str) -> Array:
+        """Its output."""
+        with torch.no_grad():
+            return to_array(output_of(self.call(module, tensors(problem, device), problem)))
+
+    def expected(self, module: nn.Module, problem: Problem, uses: Uses) -> torch.Tensor:
+        """The output with these uses of its parts."""
+        given = tensors(problem, "cpu")
+        own = {path: to_array(parameter) for path, parameter in module.named_parameters()}
+        places = places_in(module, self.make.find_places, problem)
+        weights = named_parts({path: own[path] for path in places}, places, given)
+        double = {name: torch.from_numpy(array).double() for name, array in weights.items()}
+        query, key, value = (x.double() for x in inputs_of(given))
+        shown = projected((query, key, value), double, problem.num_heads, problem.num_kv_heads)
+        times = problem.num_heads // problem.num_kv_heads
+        shown = replace(shown, **{n: getattr(shown, n).repeat_interleave(times, 1) for n in ("key", "value")})
+        parts = {_held(own, owner): use for owner, use in uses.items()}
+        return output_with_parts(shown, query, _hidden(problem, given, self.variant), self.variant, parts)
+
+
+def _hidden(problem: Problem, given: Mapping[str, torch.Tensor], variant: Variant) -> torch.Tensor:
+    """(B or 1, 1 or H, Lq, Lk), True = not seen; of boolean masks."""
+    hidden = torch.zeros(1, 1, problem.query.shape[1], problem.key.shape[1], dtype=torch.bool)
+    if problem.causal or variant.premises.causal:
+        hidden = hidden | torch.ones(hidden.shape[2:], dtype=torch.bool).triu(1)
+    if "key_padding_mask" in given:
+        hidden = hidden | ~given["key_padding_mask"][:, None, None]
+    return hidden | ~given["attn_mask"] if "attn_mask" in given else hidden
+
+
+def _held(arrays: Mapping[str, object], owner: str) -> Held:
+    """The part at this path: of a parameter alone, or of a layer."""
+
+    def tensor(path: str) -> torch.Tensor:
+        whole = torch.as_tensor(arrays[path]).double()
+        return whole.squeeze() if whole.numel() > 1 else whole.reshape(whole.shape[:2] if whole.ndim > 2 else ())
+
+    if owner in arrays:
+        return Held(tensor(owner))
+    return Held(tensor(f"{owner}.weight"), tensor(f"{owner}.bias") if f"{owner}.bias" in arrays else None)
+
+
+def owners(module: nn.Module, held: Mapping[str, str]) -> dict[str, tuple[int, ...]] | None:
+    """The paths of parts whose parameters are held, with the shape of their weights; None where one is of each head."""
+    found: dict[str, tuple[int, ...]] = {}
+    for path, parameter in module.named_parameters():
+        if any(pattern in held and pattern != path for pattern, _ in patterns(path)):
+            return None
+        if path in held:
+            owner, _, last = path.rpartition(".")
+            name = owner if last in ("weight", "bias") and owner else path
+            shape = tuple(extent for extent in parameter.shape if extent != 1)
+            found.setdefault(name, ())
+            if last != "bias" or not owner:
+                found[name] = shape
+    return found
+
+
+def equations(make: Constructor, call: Call, variant: Variant, problem: Problem, device: str) -> PartEquations | None:
+    """The module with its held parts in place, if its answer to a problem shows what these do."""
+    biases = {path: fill for path, fill in make.held.items() if place_of(path) is not None}
+    released = replace(make, held=biases)
+    whole = PartEquations(released, call, variant, {})
+    module = safe_call(partial(whole.module, problem, device)).value
+    if module is None:
+        return None
+    parts = owners(module, {p: f for p, f in make.held.items() if p not in biases})
+    if not parts:
+        return None
+    answer = safe_call(partial(whole.answer, module, problem, device)).value
+    if answer is None:
+        return None
+    shown = torch.from_numpy(answer)
+    heads, width = problem.num_heads, problem.query.shape[-1]
+    choices = [[*_possible(shape, heads, width)] for shape in parts.values()]
+    for chosen in islice(product(*choices), MOST):
+        uses = dict(zip(parts, chosen, strict=True))
+        expected = safe_call(partial(whole.expected, module, problem, uses)).value
+        if expected is not None and expected.shape == shown.shape and torch.allclose(expected, shown, NEAR, NEAR):
+            return replace(whole, uses=uses)
+    return None
