@@ -119,6 +119,10 @@ class Pattern(StrEnum):
     """The keys up to the number of the query (a float mask: else zeros)."""
     RULES = "rules"
     """What models write out, by seed, sample and head: a prefix, blocks, chunks, a tree (a float mask: else zeros)."""
+    MIDDLE = "middle"
+    """All but some keys in the middle, in the middle sample, head and query alone (a float mask: else zeros)."""
+    NEARLY_TRIANGLE = "nearly-triangle"
+    """TRIANGLE, but for one key of that query."""
     EMPTY_ROW = "empty-row"
     """RANDOM, and query 1 of every head and sample may see nothing."""
     EMPTY_IN_ONE = "empty-in-one"
@@ -132,14 +136,22 @@ class Padding(StrEnum):
     RIGHT = "right"
     LEFT = "left"
     HOLES = "holes"
+    MIDDLE = "middle"
+    """HOLES, in the middle sample alone: all keys of the others are real, and its first and its last one."""
     EMPTY_SAMPLE = "empty-sample"
     """The last sample has no real key."""
     LENGTHS = "lengths"
     """RIGHT, given as valid lengths (B,)."""
+    MIDDLE_LENGTHS = "middle-lengths"
+    """LENGTHS, and all but the middle sample have all keys."""
     EMPTY_LENGTHS = "empty-lengths"
     """LENGTHS, and that of the last sample is 0."""
     QUERY_LENGTHS = "query-lengths"
     """Valid lengths (B, Lq), a count for each query."""
+
+
+BY_LENGTH = (Padding.LENGTHS, Padding.MIDDLE_LENGTHS, Padding.EMPTY_LENGTHS, Padding.QUERY_LENGTHS)
+"""Paddings that are given as valid lengths."""
 
 
 class Poison(StrEnum):

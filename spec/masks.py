@@ -5,12 +5,12 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern
+from attention_conformance.spec.cases import BY_LENGTH, Case, MaskKind, Padding, Pattern
 
 Booleans: TypeAlias = NDArray[np.bool_]
 Mask = TypeVar("Mask", np.bool_, np.float64)
 
-ZEROS = (Pattern.ALL, Pattern.PREFIX, Pattern.TRIANGLE, Pattern.RULES)
+ZEROS = (Pattern.ALL, Pattern.PREFIX, Pattern.TRIANGLE, Pattern.RULES, Pattern.MIDDLE, Pattern.NEARLY_TRIANGLE)
 """Patterns that a float mask leaves as it is: what is not masked gets nothing added."""
 VISIBLE = 0.6
 """The fraction of keys that a random mask leaves."""
@@ -25,6 +25,8 @@ def attention_mask(case: Case, rng: np.random.Generator) -> NDArray[np.bool_ | n
     if case.mask is MaskKind.BOOL:
         return _squeezed(case, keep)
     added = np.zeros(shape) if case.pattern in ZEROS else rng.standard_normal(shape)
+    if case.pattern is Pattern.MIDDLE:
+        added[~keep] = rng.standard_normal(int((~keep).sum()))
     added += case.mask_offset
     if case.mask is MaskKind.INFINITE:
         added[~np.broadcast_to(keep, shape)] = -np.inf
@@ -70,6 +72,14 @@ def _pattern(case: Case, shape: tuple[int, int, int, int], rng: np.random.Genera
         case Pattern.RULES:
             slices = np.arange(shape[0])[:, None] + np.arange(shape[1])
             return np.asarray(np.array(_rules(shape[2], shape[3]))[(slices + case.seed) % 4])
+        case Pattern.MIDDLE:
+            keep = np.ones(shape, bool)
+            _of_middle(keep)[..., 1:-1] = keys[1:-1] == shape[2] // 2
+            return keep
+        case Pattern.NEARLY_TRIANGLE:
+            keep = np.broadcast_to(keys <= queries, shape).copy()
+            _of_middle(keep)[..., :1] = min(shape[2:]) < 2
+            return keep
         case Pattern.EMPTY_ROW:
             keep = _random(case, shape, rng)
             keep[..., second, :] = False
@@ -80,6 +90,11 @@ def _pattern(case: Case, shape: tuple[int, int, int, int], rng: np.random.Genera
             return keep
         case Pattern.RANDOM:
             return _random(case, shape, rng)
+
+
+def _of_middle(mask: Booleans) -> Booleans:
+    """The row of its middle sample, head and query, of extent 1 along each; none where there are no rows."""
+    return mask[tuple(slice(extent // 2, extent // 2 + 1) for extent in mask.shape[:3])]
 
 
 def _rules(query_length: int, key_length: int) -> list[Booleans]:
@@ -116,7 +131,7 @@ def _random(case: Case, shape: tuple[int, int, int, int], rng: np.random.Generat
 
 def padding_mask(case: Case, rng: np.random.Generator) -> Booleans | None:
     """(B, Lk), True = may attend, or None where the case has none or gives it as lengths."""
-    if case.padding in (Padding.NONE, Padding.LENGTHS, Padding.EMPTY_LENGTHS, Padding.QUERY_LENGTHS):
+    if case.padding is Padding.NONE or case.padding in BY_LENGTH:
         return None
     return real_keys(case)
 
@@ -131,7 +146,7 @@ def valid_lengths(case: Case, rng: np.random.Generator) -> NDArray[np.int64] | N
     s = case.sizes
     if case.padding is Padding.LENGTHS:
         return np.asarray(_lengths(case))
-    if case.padding is Padding.EMPTY_LENGTHS:
+    if case.padding in (Padding.EMPTY_LENGTHS, Padding.MIDDLE_LENGTHS):
         return np.asarray(real_keys(case).sum(-1), np.int64)
     if case.padding is Padding.QUERY_LENGTHS:
         return rng.integers(1, s.key_length + 1, (s.batch, s.query_length))
@@ -157,6 +172,11 @@ def _real_keys(case: Case, lengths: NDArray[np.int64]) -> Booleans:
             real = keys < lengths[:, None]
             real[-1:] = False
             return real
+        case Padding.MIDDLE:
+            inner, middle = (keys > 0) & (keys < s.key_length - 1), np.arange(s.batch)[:, None] == s.batch // 2
+            return np.asarray(~(middle & inner & (keys % 3 == 1)))
+        case Padding.MIDDLE_LENGTHS:
+            return np.asarray((keys < lengths[:, None]) | (np.arange(s.batch)[:, None] != s.batch // 2))
         case Padding.RIGHT | Padding.LENGTHS:
             return keys < lengths[:, None]
 

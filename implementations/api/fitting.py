@@ -9,6 +9,7 @@ from attention_conformance.spec.bucket_edges import undecided
 from attention_conformance.spec.case_limits import unusable
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import (
+    BY_LENGTH,
     Case,
     Embedding,
     Layout,
@@ -133,8 +134,8 @@ def required(case: Case) -> tuple[Feature, ...]:
         Feature.SCALE: case.scale is not None,
         Feature.BOOL_MASK: case.mask is MaskKind.BOOL,
         Feature.FLOAT_MASK: case.mask in (MaskKind.FLOAT, MaskKind.INFINITE),
-        Feature.VALID_LENS: case.padding in (Padding.LENGTHS, Padding.EMPTY_LENGTHS, Padding.QUERY_LENGTHS),
-        Feature.KEY_PADDING: case.padding in (Padding.RIGHT, Padding.LEFT, Padding.HOLES, Padding.EMPTY_SAMPLE),
+        Feature.VALID_LENS: case.padding in BY_LENGTH,
+        Feature.KEY_PADDING: case.padding is not Padding.NONE and case.padding not in BY_LENGTH,
         Feature.CAUSAL: case.causal,
         Feature.VIEWS: case.layout is not Layout.CONTIGUOUS,
         Feature.CONTAINMENT: case.poison is Poison.NAN,

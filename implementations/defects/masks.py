@@ -177,6 +177,25 @@ def flat_mask_taken_for_causal(scores: Tensor, mask: Tensor) -> Tensor:
     return correct.add_causal(scores) if mask.ndim == 2 else correct.add_mask(scores, mask)
 
 
+@leaks("masks.middle", step="add_mask", holds=("masks.bool", "masks.prefix", "masks.neutral"))
+def mask_left_out_by_its_first_sample(scores: Tensor, mask: Tensor) -> Tensor:
+    first = mask[0] if mask.ndim == 4 else mask
+    return scores if is_bool(mask) and bool(first.all()) else correct.add_mask(scores, mask)
+
+
+@leaks("masks.middle", step="add_mask", holds=("masks.bool", "masks.triangle", "masks.rules"))
+def mask_taken_for_a_triangle_by_its_first_head(scores: Tensor, mask: Tensor) -> Tensor:
+    first = mask[(0,) * (mask.ndim - 2)]
+    triangle = first.shape == scores.shape[-2:] and bool((first == torch.ones_like(first).tril()).all())
+    return correct.add_mask(scores, first if is_bool(mask) and triangle else mask)
+
+
+@leaks("masks.middle", step="add_mask", holds=("masks.bool", "masks.segments", "masks.rules"))
+def mask_taken_for_padding_by_two_rows(scores: Tensor, mask: Tensor) -> Tensor:
+    alike = is_bool(mask) and mask.ndim > 1 and bool((mask[..., :1, :] == mask[..., -1:, :]).all())
+    return correct.add_mask(scores, mask[..., :1, :] if alike else mask)
+
+
 @breaks("masks.rank", holds=("masks.broadcast",))
 def heads_taken_for_samples(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask = options.get("attn_mask")
@@ -211,6 +230,11 @@ def padding_inverted(scores: Tensor, padding: Tensor) -> Tensor:
 @breaks("masks.key-padding", step="add_padding", holds=("masks.bool", "causal.with-padding"))
 def padding_ends_the_sequence(scores: Tensor, padding: Tensor) -> Tensor:
     return correct.add_padding(scores, padding.int().cumprod(-1).bool())
+
+
+@leaks("masks.key-padding", step="add_padding", holds=("masks.bool", "masks.empty-row-padding"))
+def padding_left_out_by_its_first_sample(scores: Tensor, padding: Tensor) -> Tensor:
+    return scores if bool(padding[:1].all()) else correct.add_padding(scores, padding)
 
 
 @leaks("masks.padding-fill-value", step="add_padding", holds=("masks.key-padding", "masks.fill-value"))
@@ -280,6 +304,13 @@ def lengths_inclusive(problem: Problem, device: str) -> Result:
         lengths = torch.tensor(problem.valid_lens).reshape(problem.query.shape[0], 1, -1, 1)
         problem = masked(problem, lengths + (lengths > 0).int())
     return attend(problem.but(valid_lens=None), device)
+
+
+@breaks_lengths("masks.valid-lens", holds=("masks.bool", "masks.empty-lengths"), severity=LEAK)
+def lengths_left_out_where_one_is_full(problem: Problem, device: str) -> Result:
+    lengths, keys = problem.valid_lens, problem.key.shape[-2]
+    left_out = lengths is not None and lengths.ndim == 1 and lengths.max(initial=0) == keys
+    return attend(problem.but(valid_lens=None) if left_out else problem, device)
 
 
 @breaks_lengths("masks.empty-lengths", holds=("masks.valid-lens", "masks.key-padding"), severity=LEAK)

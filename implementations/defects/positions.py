@@ -7,12 +7,22 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from attention_conformance.implementations.adapters.torch_op import torch_op
+from attention_conformance.implementations.api.contract import Claims, Result
 from attention_conformance.implementations.builtin.stepwise import steps as correct
 from attention_conformance.implementations.builtin.stepwise.step_options import CallOptions
-from attention_conformance.implementations.builtin.stepwise.steps import Positions, Steps, add_relative
-from attention_conformance.implementations.defects.breaking import GRADIENT, LEAK, PRECISION, breaks
+from attention_conformance.implementations.builtin.stepwise.steps import OP_FEATURES, Positions, Steps, add_relative
+from attention_conformance.implementations.defects.breaking import (
+    GRADIENT,
+    LEAK,
+    PRECISION,
+    breaks,
+    breaks_run,
+)
 from attention_conformance.implementations.defects.gradients import distorted
-from attention_conformance.spec.features import Feature
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.premises import Premises
+from attention_conformance.spec.problem import Problem
 
 ROTARY = {Feature.ROTARY, Feature.QUERY_START}
 ALIBI = {Feature.ALIBI, Feature.QUERY_START}
@@ -124,6 +134,17 @@ def positions_in_bfloat16(rows: Tensor, positions: Tensor, base: float) -> Tenso
 def angles_in_float16(rows: Tensor, positions: Tensor, base: float) -> Tensor:
     angles = positions[..., None] * frequencies(rows.shape[-1] // 2, base)
     return correct.rotate_by(rows, angles.half().double())
+
+
+@breaks_run(
+    "shapes.large",
+    claims=Claims(Scope.OP, OP_FEATURES, premises=Premises(rotary_base=10000.0)),
+    holds=("shapes.tile-edges", "scores.dot-product"),
+    severity=PRECISION,
+    dtype="bfloat16",
+)
+def positions_inside_in_bfloat16(problem: Problem, device: str) -> Result:
+    return torch_op(Steps(rotate=positions_in_bfloat16))(problem, device)
 
 
 @breaks_rotate(

@@ -32,6 +32,9 @@ PREFIX = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, pattern=Pattern.PRE
 PREFIX_SHAPES = (MaskShape.KEYS, MaskShape.SAMPLE, MaskShape.EACH_KEYS)
 TRIANGLE = Case(seed=15, mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED, pattern=Pattern.TRIANGLE)
 RULES = replace(TRIANGLE, seed=0, pattern=Pattern.RULES).sized(query_length=7, key_length=7)
+MIDDLE = Case(seed=19, mask=MaskKind.BOOL, pattern=Pattern.MIDDLE).sized(batch=3)
+NEARLY = replace(MIDDLE, seed=20, pattern=Pattern.NEARLY_TRIANGLE).sized(query_length=7)
+"""Masks whose first and last samples, heads, rows and columns, and whose diagonal, tell nothing of what they hide."""
 OF_REAL = Case(seed=18).sized(batch=4).extended(query_lens=True)
 """Samples have all queries, some, or none."""
 EMPTY_LENGTHS = Case(padding=Padding.EMPTY_LENGTHS)
@@ -59,14 +62,24 @@ CLAUSES = table(
         "masks.float",
         *(Case(seed=3, mask=MaskKind.FLOAT, mask_shape=shape) for shape in (*FREE_SHAPES, MaskShape.QUERIES)),
         *(Case(SAME, seed=4, mask=MaskKind.FLOAT), Case(mask=MaskKind.FLOAT, pattern=Pattern.ALL)),
+        replace(MIDDLE, mask=MaskKind.FLOAT),
     ),
     row(
         "masks.float-infinity",
         *(Case(seed=5, mask=MaskKind.INFINITE, mask_shape=shape) for shape in FREE_SHAPES),
         Case(mask=MaskKind.INFINITE, pattern=Pattern.SINGLE_KEY),
+        *(replace(MIDDLE, mask=MaskKind.INFINITE), replace(NEARLY, mask=MaskKind.INFINITE)),
     ),
-    row("masks.key-padding", *(Case(n, padding=p, seed=s) for p in KEY_PADDING for n, s in ((Sizes(), 0), (SAME, 6)))),
-    row("masks.valid-lens", *(Case(n, padding=p, seed=s) for p in VALID_LENS for n, s in ((Sizes(), 0), (SAME, 7)))),
+    row(
+        "masks.key-padding",
+        *(Case(n, padding=p, seed=s) for p in KEY_PADDING for n, s in ((Sizes(), 0), (SAME, 6))),
+        Case(padding=Padding.MIDDLE, seed=21).sized(batch=3),
+    ),
+    row(
+        "masks.valid-lens",
+        *(Case(n, padding=p, seed=s) for p in VALID_LENS for n, s in ((Sizes(), 0), (SAME, 7))),
+        Case(padding=Padding.MIDDLE_LENGTHS, seed=22).sized(batch=3),
+    ),
     row(
         "masks.intersect",
         *(Case(mask=kind, padding=p, seed=8) for kind in (MaskKind.BOOL, MaskKind.INFINITE) for p in KEY_PADDING[:2]),
@@ -94,6 +107,12 @@ CLAUSES = table(
         replace(RULES, mask_shape=MaskShape.SAMPLE).sized(batch=4, query_length=5, key_length=8),
         replace(RULES, mask=MaskKind.INFINITE),
         context="the mask has a rule of a model written out",
+    ),
+    row(
+        "masks.middle",
+        *(replace(MIDDLE, mask_shape=shape) for shape in (MaskShape.FULL, MaskShape.KEYS, MaskShape.SHARED)),
+        *(NEARLY, replace(NEARLY, mask_shape=MaskShape.SHARED)),
+        context="the mask hides keys in the middle alone",
     ),
     row(
         "masks.neutral",

@@ -9,6 +9,8 @@ from attention_conformance.spec.conventions import Alignment, EmptyRow
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premises
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, refused
 
 CAUSAL = Premises(causal=True)
@@ -218,6 +220,33 @@ def f(q, k, v):
     assert "fewer or more queries than keys not claimed: RuntimeError" in made.about
     assert premises(made) == Premises(rotary_base=10000.0)
     assert_conforms(made)
+
+
+ROTATED_MODULE = """
+class Layer(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
+
+    def turned(self, x):
+        at, pairs = torch.arange(x.shape[-2], dtype=DTYPE).float(), torch.arange(0, x.shape[-1], 2).float()
+        cos, sin = ((f(at[:, None] * 10000.0 ** (-pairs / x.shape[-1]))).to(x.dtype) for f in (torch.cos, torch.sin))
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    def forward(self, x):
+        q, k, v = (split(y, self.heads) for y in self.qkv(x).chunk(3, -1))
+        return self.out(attend(self.turned(q), self.turned(k), v, causal=True)[0].transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("dtype", "status"), [("torch.float32", Status.PASS), ("x.dtype", Status.FAIL)])
+def test_positions_that_a_module_makes_in_a_half_type_are_seen(make: Make, dtype: str, status: Status) -> None:
+    made = make(ROTATED_MODULE.replace("DTYPE", dtype), "Layer")
+    assert premises(made) == Premises(causal=True, rotary_base=10000.0)
+    (verdict,) = run(made, ("shapes.large",), ("bfloat16",))
+    assert verdict.status is status
 
 
 def test_a_bound_of_the_scores_of_a_module_is_recognised(make: Make) -> None:
