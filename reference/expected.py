@@ -64,6 +64,11 @@ class Expected:
         if (self.bound < 0.0).any():
             raise ValueError("a bound is negative, so that not even the value itself would be within it")
 
+    @cached_property
+    def finite(self) -> bool:
+        """Whether all numbers are."""
+        return bool(np.isfinite(self.value).all())
+
     @property
     def unspecified(self) -> NDArray[np.bool_]:
         """Where anything is right."""
@@ -115,14 +120,14 @@ def solve(
         solved = partial(_solved, conventions=conventions, kept=kept, working=working, returned=returned)
         if len(apart) == 1:
             parts, along, trace = solved(problem)
-            every, traced = [along], lambda: trace
+            every, intermediates = [along], lambda: trace
         else:
             each, every = zip(*(solved(block)[:2] for block in apart), strict=True)
-            parts, traced = _joined(each), partial(_traced, conventions, problem)
+            parts, intermediates = _joined(each), partial(traced, conventions, problem)
         values = {name: part.value for name, part in parts.items()}
-        aligned = aligned_bounds(apart, every, values, working, partial(_traced, conventions))
+        aligned = aligned_bounds(apart, every, values, working, partial(traced, conventions))
         parts |= {name: replace(parts[name], aligned=several) for name, several in aligned.items()}
-    return Solution(parts, traced)
+    return Solution(parts, intermediates)
 
 
 def _solved(
@@ -185,7 +190,8 @@ def _joined_part(blocks: Sequence[Expected]) -> Expected:
     return Expected(value, bound, np.concatenate(decoys) if differing else None, ceiling=blocks[0].ceiling)
 
 
-def _traced(conventions: Conventions, problem: Problem) -> Trace:
+def traced(conventions: Conventions, problem: Problem) -> Trace:
+    """Every intermediate of a problem."""
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         return Pipeline().run(problem, conventions)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from attention_conformance.spec.cases import Case, Embedding, Layout, ModuleForm, Poison, Scores, Sharing, Values
 from attention_conformance.spec.codes import coded
 from attention_conformance.spec.extra_inputs import extra_arrays, extra_parameters, shared_keys
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.features import QkNorm, Scope
 from attention_conformance.spec.latent import latent_rows
 from attention_conformance.spec.masks import attention_mask, padding_mask, valid_lengths, visible
 from attention_conformance.spec.problem import DTYPES, Array, Problem
@@ -144,7 +144,9 @@ def _heads(
 def _poison(case: Case, narrow: bool) -> tuple[float, float]:
     if case.poison is Poison.NAN:
         return np.nan, np.nan
-    return (512.0, 2048.0) if narrow else (1e30, 1e30)
+    of_key, of_value = (512.0, 2048.0) if narrow else (1e30, 1e30)
+    squared = case.extension.qk_norm is not QkNorm.NONE  # by a norm of its row, which has no value where that overflows
+    return min(of_key, 16.0 if narrow else 1e15) if squared else of_key, of_value
 
 
 def _scored(

@@ -73,7 +73,7 @@ def _in_relations(name: str, loaded: object, refused: TargetError, device: str) 
         return None
     from attention_conformance.implementations.discovery.modules.relations_alone import relations_alone  # imports torch
 
-    return safe_call(lambda: relations_alone(name, _with_parameters(loaded), refused, device)).value
+    return safe_call(lambda: relations_alone(name, with_parameters(loaded), refused, device)).value
 
 
 def candidates(targets: Sequence[str], load: Callable[[str], Implementation]) -> tuple[Implementation, ...]:
@@ -120,7 +120,7 @@ def wrapped(
     if promises_causal(name, target):
         always = replace(always, causal=True)
     function = _class_as_function(target)
-    target = target if function is not None else _with_parameters(target)
+    target = target if function is not None else with_parameters(target)
     if function is None:
         check_kind(target, f", {ADAPTER}")
     if function is None and isinstance(target, type):
@@ -132,7 +132,7 @@ def wrapped(
     return with_own_gradients(function_candidate(name, with_inputs_first(called), settings, device, always))
 
 
-def _with_parameters(target: object) -> object:
+def with_parameters(target: object) -> object:
     """A torch module class for what holds or takes its weights as arrays; everything else as it is."""
     if not torch:
         return target

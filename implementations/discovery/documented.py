@@ -6,7 +6,7 @@ import inspect
 import re
 
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.conventions import EmptyRow, Polarity
 
 SHOWN = r"keep|kept|attend(?:ed)?|visible|valid|real|used?|allow(?:ed)?|participat\w+|include[ds]?"
 HIDDEN = r"mask(?:ed|s)?(?: out)?|ignore[ds]?|pad(?:ding|ded|s)?|hid(?:e|den|es)|exclude[ds]?|block(?:ed|s)?"
@@ -71,6 +71,36 @@ def states_numbers_alone(target: object, name: str) -> bool:
     return any(map(NUMBERS.search, own)) and not any(map(BOOLEANS.search, own))
 
 
+WITHOUT_KEYS = re.compile(
+    r"\b(?:(?:fully|completely|entirely)[- ]masked|empty rows?|without (?:any |a )?(?:visible |valid |allowed )?keys?"
+    r"|(?:with|have|has|sees?) no (?:visible |valid |allowed )?keys?)\b",
+    re.IGNORECASE,
+)
+"""Words for rows without keys."""
+REJECTED = re.compile(r"\b(?:instead of|rather than|not|no|never|avoid\w*|without) nans?\b", re.IGNORECASE)
+UNCLEAR = re.compile(r"\b(?:not|never|no|nor|unless|except|may|undefined)\b|n't\b|\bor\b", re.IGNORECASE)
+ANSWERS = {
+    EmptyRow.ZEROS: re.compile(r"\bzero(?:e?s)?\b", re.IGNORECASE),
+    EmptyRow.NAN: re.compile(r"\bnans?\b", re.IGNORECASE),
+    EmptyRow.UNIFORM: re.compile(r"\buniform\w*\b|\bthe (?:mean|average)\b", re.IGNORECASE),
+}
+"""What its documentation may say of the answer to them."""
+
+
+def documented_empty_row(target: object) -> EmptyRow | None:
+    """What it answers for a row without keys by the one sentence that states it; None where there is none such."""
+    sentences = (part for text in _documents(target) for part in re.split(r"[.;](?:\s|$)", " ".join(text.split())))
+    stated = {_answer(each) for each in sentences if WITHOUT_KEYS.search(each)}
+    return stated.pop() if len(stated) == 1 else None
+
+
+def _answer(sentence: str) -> EmptyRow | None:
+    """The only answer that a sentence on rows without keys names, where it is no condition and denies nothing."""
+    rest = REJECTED.sub("", WITHOUT_KEYS.sub("", sentence))
+    named = [answer for answer, words in ANSWERS.items() if words.search(rest)]
+    return named[0] if len(named) == 1 and not UNCLEAR.search(rest) else None
+
+
 def _polarity(match: re.Match[str]) -> Polarity:
     shows = re.fullmatch(SHOWN, match["word"], re.IGNORECASE) is not None
     negated = bool(match["negated"]) or re.search(rf"\b(?:{NEGATED})\b", match["between"], re.IGNORECASE) is not None
@@ -80,12 +110,17 @@ def _polarity(match: re.Match[str]) -> Polarity:
 
 def _lines(target: object, name: str) -> list[str]:
     """The paragraphs of its documentation and comments that name the mask: a line with those that go on with it."""
-    owners = [target, *(getattr(target, method, None) for method in ("__init__", "forward", "__call__"))]
-    documents = [inspect.getdoc(owner) or "" for owner in owners if owner is not None]
+    documents = _documents(target)
     code = safe_call(lambda: inspect.getsource(target)).value or ""  # type: ignore[arg-type]
     comments = [line.partition("#")[2] for line in code.splitlines() if "#" in line]
     paragraphs = [part for text in documents for part in _paragraphs(text)]
     return [part for part in (*paragraphs, *comments) if re.search(rf"\b{re.escape(name)}\b", part)]
+
+
+def _documents(target: object) -> list[str]:
+    """Its own documentation, and that of what builds and calls it."""
+    owners = [target, *(getattr(target, method, None) for method in ("__init__", "forward", "__call__"))]
+    return [inspect.getdoc(owner) or "" for owner in owners if owner is not None]
 
 
 def _paragraphs(text: str) -> list[str]:

@@ -15,7 +15,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     ClaimCheck,
     near_outputs,
 )
-from attention_conformance.implementations.discovery.documented import documented_polarity
+from attention_conformance.implementations.discovery.documented import documented_empty_row, documented_polarity
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.modules.module_masks import FORMS, shaped
 from attention_conformance.implementations.discovery.signatures import Options
@@ -35,6 +35,12 @@ CASES = {
     Feature.CAUSAL: CAUSAL,
 }
 """A case with each of them."""
+EMPTY_ROWS = {
+    Feature.BOOL_MASK: "empty_row_bool",
+    Feature.FLOAT_MASK: "empty_row_float",
+    Feature.KEY_PADDING: "empty_row_padding",
+}
+"""The convention for the rows that each of them empties."""
 OF_QUERIES = "it takes one number for each token, (B, L), and changes queries alone"
 MEANINGS = {Polarity.MASKED_OUT: "hides a key", Polarity.MAY_ATTEND: "shows a key"}
 
@@ -67,7 +73,17 @@ def mask_findings(target: object, options: Options, check: ClaimCheck, given: It
     stated = documented_polarity(target, own) if own not in found and masks_as_seen(options, check) else None
     if stated not in (None, seen):
         found[own] = f"judged as it behaves: True {MEANINGS[seen]}, and by its documentation {MEANINGS[stated]}"
-    return found
+    return found | _other_than_documented(target, check)
+
+
+def _other_than_documented(target: object, check: ClaimCheck) -> dict[str, str]:
+    """What it answers for rows without keys, where its documentation states another answer for all of them."""
+    conventions, stated = check.claims.conventions, documented_empty_row(target)
+    answers = {getattr(conventions, of) for feature, of in EMPTY_ROWS.items() if feature in check.claims}
+    if stated is None or not answers or stated in answers:
+        return {}
+    seen = " and ".join(sorted(map(str, answers)))
+    return {"rows without keys": f"judged as it behaves: they get {seen}, and by its documentation {stated}"}
 
 
 def _names(options: Options) -> Iterator[str]:

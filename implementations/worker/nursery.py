@@ -156,10 +156,12 @@ def _fork_worker(files: list[int]) -> None:
 
 def _with_imports() -> ModuleType:
     """The worker's module, with all that it imports once it has a candidate."""
+    gc.disable()  # nothing that imports bring is ever free, and each collection would look through it
     from attention_conformance.implementations.worker import serve
 
     if serve.torch:
         from attention_conformance.implementations.discovery.modules import modules  # noqa: F401
+    gc.enable()
     gc.collect()
     gc.freeze()  # otherwise a collection in each worker would copy the pages of all that was imported
     return serve

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -41,26 +41,28 @@ class Aligned:
         name: what an error in the direction means, such as "its size".
         direction: shaped like the array.
         least: what the roundings of the result alone would allow; `bound` allows more.
-        work_out: finds `bound`, which takes longer than everything else that is known of an answer.
+        work_out: finds `bound`, which takes longer than everything else that is known of an answer, or less of it
+            where that is as much as it is given.
     """
 
     name: str
     direction: Floats
     least: float
-    work_out: Callable[[], float]
+    work_out: Callable[[float], float]
 
     @cached_property
     def bound(self) -> float:
         """Of |sum(error * direction)|."""
-        return self.work_out()
+        return self.work_out(math.inf)
 
     def ratio(self, error: Floats) -> float:
         """The inner product in units of its bound."""
         return self._product(error) / self.bound
 
     def certainly_within(self, share: float, error: Floats) -> bool:
-        """Whether the ratio is at most this for a reason that needs no bound worked out."""
-        return self._product(error) <= share * self.least
+        """Whether the ratio is at most this, for which no more of the bound is worked out than is needed."""
+        product = self._product(error)
+        return product <= share * self.least or (share > 0.0 and product <= share * self.work_out(product / share))
 
     def _product(self, error: Floats) -> float:
         return abs(float((error * self.direction).sum()))
@@ -98,11 +100,11 @@ def aligned_bounds(
     if not all(directions):
         return {}
     joined = {part: _joined([each[part] for each in directions]) for part in directions[0]}
-    worked_out = cache(lambda: _bounds(blocks, working, traced, joined))
+    worked_out = _WorkedOut(blocks, working, traced, joined)
     dtype, heads = blocks[0].dtype, blocks[0].num_heads
     return {
         part: tuple(
-            Aligned(name, along, _least(heads, along, values[part], dtype), partial(_one, worked_out, part, name))
+            Aligned(name, along, _least(heads, along, values[part], dtype), partial(worked_out.bound, part, name))
             for name, along in several.items()
         )
         for part, several in joined.items()
@@ -113,10 +115,6 @@ def _joined(blocks: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
     """The directions of a part over all samples that are not zero."""
     whole = {name: np.concatenate([each[name] for each in blocks]) for name in blocks[0]}
     return {name: along for name, along in whole.items() if along.any()}
-
-
-def _one(worked_out: Callable[[], Mapping[str, Mapping[str, float]]], part: str, name: str) -> float:
-    return worked_out()[part][name]
 
 
 def directions(
@@ -165,38 +163,83 @@ def _chance(variance: float) -> float:
     return math.sqrt(2.0 * math.log(2.0 / FALSE_ALARM) * variance)
 
 
-def _bounds(
-    blocks: Sequence[Problem], working: Precision, traced: Traced, directions: Directions
-) -> dict[str, dict[str, float]]:
-    """The bound of each direction: what independent roundings seldom exceed, and what is not left to chance."""
-    by_block, start = [], 0
-    for block in blocks:
-        own = slice(start, start + block.batch)
-        start += block.batch
-        of_block = {part: {name: along[own] for name, along in each.items()} for part, each in directions.items()}
-        by_block.append(_sums(block, traced(block), working, of_block))
-    return {
-        part: {name: _bound(of_samples([each[part][name] for each in by_block])) for name in several}
-        for part, several in directions.items()
-    }
+@dataclass(frozen=True, eq=False)
+class _WorkedOut:
+    """The bound of each direction: what independent roundings seldom exceed, and what is not left to chance.
+
+    Attributes:
+        blocks, working, traced: see `aligned_bounds`.
+        directions: of the whole problem.
+        done: what the roundings do to a direction of a part in each of the first blocks.
+    """
+
+    blocks: Sequence[Problem]
+    working: Precision
+    traced: Traced
+    directions: Directions
+    done: dict[tuple[str, str], list[Sums]] = field(default_factory=dict)
+
+    def bound(self, part: str, name: str, enough: float) -> float:
+        """That of one direction, or less where the samples of the first blocks alone allow so much of an error."""
+        done = self.done.setdefault((part, name), [])
+        while len(done) < len(self.blocks):
+            if done and (least := _least_of(of_samples(done))) >= enough:
+                return least
+            done.append(self._sums(len(done), part, name))
+        return _bound(of_samples(done))
+
+    def _sums(self, number: int, part: str, name: str) -> Sums:
+        start = sum(each.batch for each in self.blocks[:number])
+        own = slice(start, start + self.blocks[number].batch)
+        return _solved(self, number).sums(part, self.directions[part][name][own])
+
+
+@lru_cache(maxsize=1)
+def _solved(worked_out: _WorkedOut, number: int) -> _Solved:
+    """One block, the last: several of its directions are often needed one after another."""
+    block = worked_out.blocks[number]
+    return _Solved(block, worked_out.traced(block), worked_out.working)
 
 
 def _bound(sums: Sums) -> float:
     return _chance(sums.variance) + sums.certain
 
 
-def _sums(problem: Problem, trace: Trace, working: Precision, directions: Directions) -> dict[str, dict[str, Sums]]:
-    """What the roundings do to each direction, by part, in a block."""
-    noise, single = Noise(trace, score_bounds(problem, trace, working), working), _in_single(working)
-    exact = forward_bounds(problem, trace, single)
-    sums = {"output": {name: _of_output(noise, each, exact.output) for name, each in directions["output"].items()}}
-    if problem.cotangent is not None:
-        step = backward(trace, cotangent_of_heads(problem))
-        errors = gradient_bounds(problem, trace, step, exact, single)
-        for part in directions.keys() - {"output"}:
-            of, name = partial(_of_gradient, noise, step), part.removeprefix("gradients.")
-            sums[part] = {meaning: of(name, each, errors[name]) for meaning, each in directions[part].items()}
-    return sums
+def _least_of(sums: Sums) -> float:
+    """Less than the bound over more samples: theirs may end what is added up before it is squared or loses its sign."""
+    return _chance(sums.chance) + sums.systematic
+
+
+@dataclass(frozen=True, eq=False)
+class _Solved:
+    """A block, and what its roundings do to a direction of a part of its answer."""
+
+    problem: Problem
+    trace: Trace
+    working: Precision
+
+    def sums(self, part: str, direction: Floats) -> Sums:
+        """Given the samples of the direction that are in the block."""
+        if part == "output":
+            return _of_output(self._noise, direction, self._exact.output)
+        name = part.removeprefix("gradients.")
+        return _of_gradient(self._noise, self._step, name, direction, self._errors[name])
+
+    @cached_property
+    def _noise(self) -> Noise:
+        return Noise(self.trace, score_bounds(self.problem, self.trace, self.working), self.working)
+
+    @cached_property
+    def _exact(self) -> ForwardBounds:
+        return forward_bounds(self.problem, self.trace, _in_single(self.working))
+
+    @cached_property
+    def _step(self) -> Backward:
+        return backward(self.trace, cotangent_of_heads(self.problem))
+
+    @cached_property
+    def _errors(self) -> dict[str, Floats]:
+        return gradient_bounds(self.problem, self.trace, self._step, self._exact, _in_single(self.working))
 
 
 def _applies(problem: Problem, trace: Trace, forward: ForwardBounds) -> bool:

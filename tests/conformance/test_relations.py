@@ -41,6 +41,7 @@ ALTERNATIVES = (
     Case(seed=123, score_std=3.0).sized(query_length=33, key_length=65),
     Case(seed=124, mask=MaskKind.BOOL, padding=Padding.RIGHT),
     Case(seed=125, mask=MaskKind.FLOAT, padding=Padding.LEFT),
+    Case(seed=128, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS),
 )
 OF_SAMPLES = Case(seed=126, causal=True, padding=Padding.LENGTHS).sized(batch=3, query_length=2, key_length=11)
 WITH_LENGTHS = (OF_SAMPLES, replace(OF_SAMPLES, seed=127).extended(page_size=4))

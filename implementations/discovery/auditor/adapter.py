@@ -13,6 +13,7 @@ from attention_conformance.implementations.discovery.auditor import function_tex
 from attention_conformance.implementations.discovery.auditor.findings import MASKED_OUT, MAY_ATTEND, Finding
 from attention_conformance.implementations.discovery.auditor.keywords import Function, Keywords, find_keywords
 from attention_conformance.implementations.discovery.auditor.probe_interface import find_subject
+from attention_conformance.implementations.discovery.candidates import with_parameters
 from attention_conformance.implementations.discovery.functions.calls import UNSURE, FunctionCall, find_call
 from attention_conformance.implementations.discovery.modules.constructors import resized
 from attention_conformance.implementations.discovery.modules.module_masks import SHAPES
@@ -91,11 +92,24 @@ def find_adapter(target: object, device: str, oracle: Oracle, caution: str = "")
     """
     if isinstance(target, Implementation):
         return _of_implementation(target)
+    _refuse_arrays(target, device)
     check_kind(target)
     if isinstance(target, type) and issubclass(target, nn.Module):
         return _of_module(target, device, oracle)
     assert callable(target)
     return _of_function(target, device, caution)
+
+
+def _refuse_arrays(target: object, device: str) -> None:
+    """Refuses a class that holds its weights as arrays: for the reason that `check` has, or because it needs none.
+
+    Raises:
+        TargetError: it is such a class.
+    """
+    read = with_parameters(target)
+    if read is not target and isinstance(read, type):
+        plan_module(read, Conventions(bool_mask=Polarity.MASKED_OUT), device)
+        raise TargetError("its weights are arrays, which `check TARGET` reads: it needs no adapter")
 
 
 def _topics(options: Options) -> frozenset[str]:

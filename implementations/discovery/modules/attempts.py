@@ -103,7 +103,8 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
     groups = {} if any(possible == (Size.LAYER,) for possible in choices.values()) else groups
     widths = [p.name for p in parameters if required(p) and choices.get(p.name) == (Size.WIDTH,)]
     if len(widths) > 1:  # that of the inputs is another one
-        choices |= {name: (Size.WIDTH, Size.HEAD_WIDTH) for name in widths if "hidden" in words_of(name)}
+        of_a_head = [*widths[1:], *(name for name in widths[:1] if "hidden" in words_of(name))]
+        choices |= dict.fromkeys(of_a_head, (Size.WIDTH, Size.HEAD_WIDTH))
     for chosen in product(*choices.values()):
         sizes = {name: size for name, size in zip(choices, chosen, strict=True) if size is not None}
         counted = {*sizes.values(), *in_file.values()}

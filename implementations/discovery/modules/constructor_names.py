@@ -257,15 +257,20 @@ def texts_compared(kind: Any, name: str) -> list[str]:
     return list(dict.fromkeys(each.group(2) for each in found))
 
 
+OF_SETTINGS = {"config", "cfg", "conf", "args", "configuration", "params", "hparams", "settings", "opt", "options"}
+"""Words in the names of objects of settings."""
+
+
 def settings_parameter(signature: inspect.Signature) -> str:
-    """The one parameter that is an object of settings; nothing where there is none."""
+    """The one parameter that is an object of settings, which may be left out where it alone has the sizes."""
     needed = [
         p.name
         for p in signature.parameters.values()
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and size_of(p.name) is not Size.FLAG
     ]
-    words = {"config", "cfg", "conf", "args", "configuration", "params", "hparams", "settings", "opt", "options"}
-    named = [name for name in needed if words & set(name.lower().split("_"))]
+    if not needed and not {Size.WIDTH, Size.HEADS} & {size_of(name) for name in signature.parameters}:
+        needed = [p.name for p in signature.parameters.values() if p.default is None]
+    named = [name for name in needed if OF_SETTINGS & set(name.lower().split("_"))]
     return named[0] if len(named) == 1 else ""
 
 
@@ -330,8 +335,8 @@ def _read(kind: Any, name: str) -> dict[str, object]:
 def _defaults(kind: Any, hint: object) -> object:
     """The settings by default: of the class that the constructor names, or of one of its module.
 
-    Of that with its first name, such as `GPT2Config` for `GPT2Attention`, or of the only one. None where there is no
-    such class, or it needs arguments.
+    Of that with its first name, such as `GPT2Config` for `GPT2Attention`, or of the only one, or what the only function
+    for them returns. None where there is no such class or function, or it needs arguments.
     """
     module = sys.modules.get(str(getattr(kind, "__module__", "")))
     own = vars(module) if module else {}
@@ -339,7 +344,14 @@ def _defaults(kind: Any, hint: object) -> object:
     alone = [each for name, each in own.items() if name.endswith("Config") and _is_of(each, module)]
     found = [hint, *(own[name] for name in reversed(names)), *(alone if len(alone) == 1 else [])]
     kinds = [each for each in found if isinstance(each, type)]
-    return next((made.value for each in kinds if not (made := safe_call(each)).error), None)
+    makers = [each for name, each in own.items() if OF_SETTINGS & {*name.lower().split("_")} and _makes(each, module)]
+    every = [*kinds, *(makers if len(makers) == 1 else [])]
+    return next((made.value for each in every if not (made := safe_call(each)).error), None)
+
+
+def _makes(function: object, module: ModuleType | None) -> bool:
+    """Whether it is a function of the module."""
+    return inspect.isfunction(function) and module is not None and function.__module__ == module.__name__
 
 
 def _is_of(kind: object, module: ModuleType | None) -> bool:

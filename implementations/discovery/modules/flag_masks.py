@@ -73,12 +73,19 @@ def without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> tu
     ignored = {f for f, case in features.items() if f not in raising and not promised and check.ignores(case)}
     lost = {NO_EFFECT: ignored, RAISES: raising}
     notes = [unclaimed(", ".join(sorted(names)), why) for why, names in lost.items() if names]
-    return _without_refused_flag(check.without(ignored | raising), notes)
+    return _without_refused(call, check.without(ignored | raising), notes)
 
 
-def _without_refused_flag(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck, list[str]]:
-    """The check without a causal flag that a statement of its own refuses, whatever its name promises, and a note."""
-    outcome = check.run(CAUSAL) if Feature.CAUSAL in check.claims else None
-    if outcome is None or not outcome.refused:
-        return check, notes
-    return check.without({Feature.CAUSAL}), [*notes, unclaimed(Feature.CAUSAL, outcome.error)]
+def _without_refused(call: ModuleCall, check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck, list[str]]:
+    """The check without a causal flag, or masks of any kind, that its own statements refuse, and notes.
+
+    Whatever the names promise.
+    """
+    for cases in ({Feature.CAUSAL: CAUSAL}, KINDS):
+        outcomes = {each: check.run(shaped(case, call.form)) for each, case in cases.items() if each in check.claims}
+        if outcomes and all(each.refused for each in outcomes.values()):
+            error = next(iter(outcomes.values())).error
+            notes = [*notes, unclaimed(", ".join(outcomes), error)]
+            lost = {*outcomes} | ({Feature.MASK_GRADIENT} if cases is KINDS else set())
+            check = check.without(lost)
+    return check, notes

@@ -21,13 +21,13 @@ from attention_conformance.implementations.discovery.modules.emptying import emp
 from attention_conformance.implementations.discovery.modules.neutrals import (
     LETTERS,
     MASKS,
-    NO_INPUT_WORDS,
     OF_KEYS,
     ROTATIONS,
     TABLE_WORDS,
     Neutral,
     combined,
     is_empty_place,
+    is_input,
     words_of,
 )
 from attention_conformance.implementations.discovery.modules.single_samples import each_sample_alone
@@ -63,6 +63,8 @@ LISTED = (INPUTS, ("query", "value", "key"), ("value", "key", "query"))
 """The orders in which such a list may come."""
 MOST_TABLES = 200
 """Combinations of what is given so that it changes nothing."""
+MOST_SECOND = 3
+"""Parameters that are tried as an input of key and value."""
 MOST_NEEDED = 8
 """Those of what may be left out, by its default."""
 
@@ -288,23 +290,28 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
         yield from (replace(alone, tables={second: mask, **tables}) for mask, tables in product(given, every))
 
 
-def with_context(call: ModuleCall, kind: type[nn.Module]) -> ModuleCall | None:
-    """The call of one input with another of key and value, which may be left out; None where it takes none."""
+def with_context(call: ModuleCall, kind: type[nn.Module]) -> Iterator[ModuleCall]:
+    """The calls of one input with another of key and value, which may be left out; the likelier first.
+
+    Whatever is named, and is no mask, place, table or option, may be such an input.
+    """
     signature = inspect.signature(kind.forward)
     whole = list(signature.parameters.values())[1:]
     inputs = inputs_in(signature.replace(parameters=whole))
+    if call.inputs != 1 or not inputs or inputs[0].kind is inspect.Parameter.POSITIONAL_ONLY:
+        return
     contexts = [p.name for p in whole if not required(p) and not is_variadic(p) and _is_context(p.name)]
-    if call.inputs != 1 or len(contexts) != 1 or not inputs or inputs[0].kind is inspect.Parameter.POSITIONAL_ONLY:
-        return None
+    others = [p.name for p in whole if p.default is None and p.name not in KNOWN_NAMES and is_input(p.name)]
     masks = [p.name for p in whole if {"mask"} < words_of(p.name) and words_of(p.name) & OF_KEYS]
     own = set(call.options.named.spelled.values()) - {*masks}
     masked = {name: masks[0] for name in own if "mask" in words_of(name)} if len(masks) == 1 else {}
-    return replace(call, inputs=2, keywords=(inputs[0].name, *contexts), optional=True, of_context=masked)
+    for name in contexts if len(contexts) == 1 else () if contexts else others[:MOST_SECOND]:
+        yield replace(call, inputs=2, keywords=(inputs[0].name, name), optional=True, of_context=masked)
 
 
 def _is_context(name: str) -> bool:
     words = words_of(name)
-    return _is_input(name) and bool(words & OF_KEYS or {"key", "value"} <= words or role(name) == "key")
+    return is_input(name) and bool(words & OF_KEYS or {"key", "value"} <= words or role(name) == "key")
 
 
 def with_needed(calls: Sequence[ModuleCall], kind: Any) -> Iterator[ModuleCall]:
@@ -338,18 +345,12 @@ def inputs_in(signature: inspect.Signature) -> list[inspect.Parameter]:
         return by_role
     grid = {p.name for p in others if p.name.lower() in ("h", "w")}  # of an image: one of them alone is an input
     others = [p for p in others if len(grid) < 2 or p.name not in grid]
-    inputs = [p for p in others if required(p) and _is_input(p.name)][:3]
+    inputs = [p for p in others if required(p) and is_input(p.name)][:3]
     inputs = inputs or [p for p in others if required(p) and "mask" not in words_of(p.name)][:1]
     if not inputs and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
         names = ", ".join(signature.parameters)
         raise TargetError(f"its forward takes ({names}): let it take query, key, value or x, {ADAPTER}")
     return inputs
-
-
-def _is_input(name: str) -> bool:
-    """Whether a parameter of this name is an input, and no table, mask or place in a cache."""
-    words = words_of(name)
-    return bool(role(name) or not words & NO_INPUT_WORDS or words <= OF_KEYS | {"x", "input", "inputs"})
 
 
 def _order(inputs: list[inspect.Parameter]) -> tuple[str, ...]:

@@ -2,12 +2,16 @@
 
 import inspect
 from dataclasses import replace
+from functools import partial
 
+import torch
+
+from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.contract import Claims
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.modules.constructors import Constructor
+from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
-from attention_conformance.implementations.discovery.modules.neutrals import ADDITIVE, ROTATIONS, words_of
+from attention_conformance.implementations.discovery.modules.neutrals import ADDITIVE, ROTATIONS, is_input, words_of
 from attention_conformance.implementations.discovery.modules.own_cache import PAST
 from attention_conformance.implementations.discovery.modules.parameters import SHUT
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
@@ -53,3 +57,24 @@ def never_given(kind: object, call: ModuleCall) -> list[str]:
     given = {*call.options.spelled.values(), *call.keywords, *call.always, *call.tables, *call.of_context.values()}
     parameters = list(forward.parameters.values())[1 + call.inputs :] if forward else []
     return [p.name for p in parameters if p.default is None and p.name not in given and not words_of(p.name) & PAST]
+
+
+def inputs_left_out(make: Constructor, call: ModuleCall) -> dict[str, str]:
+    """Why it is judged without an input that it may be given, by the name of that: as tokens it changes the answer."""
+    if not (isinstance(make.kind, type) and issubclass(make.kind, torch.nn.Module)):
+        return {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        names = [name for name in never_given(make.kind, call) if is_input(name) and _changes(name, make, call)]
+    return dict.fromkeys(names, "not judged: another input that changes the answer")
+
+
+def _changes(name: str, make: Constructor, call: ModuleCall) -> bool:
+    """Whether the answer without it is another one of the same shape."""
+    x, other = torch.randn(2, 2, make.tokens, make.width)
+    module = in_mode(built(make), False)
+    given = replace(call, always={**call.always, name: other})
+    first, second = (safe_call(partial(each.plain, module, (x, x, x), make.heads)).value for each in (call, given))
+    if first is None or second is None or first.shape != second.shape or not second.isfinite().all():
+        return False
+    return not torch.allclose(first, second, rtol=1e-3, atol=1e-3)

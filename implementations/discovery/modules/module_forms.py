@@ -146,13 +146,13 @@ def _forms_of(make: Constructor, calls: list[ModuleCall], any_error: bool) -> It
 def _with_context(form: Form, make: Constructor, refused: TargetError | None) -> Form:
     """The form with another sequence for key and value, if it may be given one and is the same attention then."""
     _, call, variant = form
-    other = None
-    if variant is not None and not make.window and isinstance(make.kind, type):
-        other = with_context(call, make.kind)
-    if other is not None:
+    if variant is None or make.window or not isinstance(make.kind, type):
+        return form
+    for other in with_context(call, make.kind):
         with suppress(TargetError):
             wider = _form(make, other, refused)
-            return wider if wider[2] == variant else form
+            if wider[2] == variant:
+                return wider
     return form
 
 

@@ -17,7 +17,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     ClaimCheck,
     near_outputs,
 )
-from attention_conformance.implementations.discovery.modules.context_masks import without_unread
+from attention_conformance.implementations.discovery.modules.context_masks import of_itself_alone, without_unread
 from attention_conformance.implementations.discovery.modules.mask_effects import (
     NUMBERS,
     PADDED,
@@ -186,7 +186,8 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
     """The check with the answer to a row without keys that is seen, without masks that are not what names promise."""
     check, unread = without_unread(call, check)
     check, notes = _without_unlike(call, check)
-    notes = [*unread, *notes]
+    check, alone = of_itself_alone(call, check)
+    notes = [*unread, *notes, *alone]
     check, lengths = lengths_as_seen(check)
     notes = [*notes, *lengths]
     given = [f for f, (option, _) in EMPTIED_BY.items() if f in check.claims and option in call.options.spelled]

@@ -64,8 +64,9 @@ from attention_conformance.implementations.discovery.modules.layout import (
     needs_even,
     usual_fit,
 )
-from attention_conformance.implementations.discovery.modules.left_out import left_out, without_narrow
+from attention_conformance.implementations.discovery.modules.left_out import inputs_left_out, left_out, without_narrow
 from attention_conformance.implementations.discovery.modules.left_padding import without_rows_emptied_twice
+from attention_conformance.implementations.discovery.modules.mask_ranks import PerKey, promised_per_key, unknown_masks
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
 from attention_conformance.implementations.discovery.modules.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.modules.module_masks import (
@@ -153,7 +154,7 @@ class ModulePlan:
         return replace(self, make=make, check=check), [*notes, note]
 
     def run(
-        self, call: ModuleCall | InPieces | None = None, make: Constructor | None = None, **keywords: Any
+        self, call: ModuleCall | InPieces | PerKey | None = None, make: Constructor | None = None, **keywords: Any
     ) -> TorchModule:
         """A `run`, by default in its own mode; another call or constructor than its own has no extras by default."""
         own = {extra.position: extra.name for extra in self.extras} if call is None and make is None else {}
@@ -285,10 +286,10 @@ def module_candidate(
     modes, raising = _modes(plan, published, replace(check, claims=claims))
     whole = as_built if _has_modes(plan) else own_backward
     modes = modes | whole(plan.make, plan.call, replace(check, claims=claims))
-    given = plan.call.of_context.values()
     judged = replace(check, claims=claims)
-    findings = mask_findings(kind, plan.call.options, judged, given) | unused_caches(kind, alternatives)
-    findings = findings | not_judged(modes, plan.make, plan.call, judged)
+    findings = mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
+    findings = findings | unused_caches(kind, alternatives) | inputs_left_out(plan.make, plan.call)
+    findings = findings | not_judged(modes, plan.make, plan.call, judged) | unknown_masks(plan.call, judged)
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
     check = check.stating(*left_out(plan.make, plan.call))
     before = [*always, *plan.call.options.notes, *mode, *check.stated]
@@ -391,6 +392,8 @@ def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
         added = replace(call, padding_added=True)
         if not replace(plan.check, function=added).run(replace(BIASED, mask_shape=MaskShape.KEYS)).error:
             yield "with numbers in its key_padding_mask", plan.run(added)
+    if (per_key := promised_per_key(call, plan.check)) is not None:
+        yield f"with its {per_key.name!r} as (B, Lk)", plan.run(per_key, extras={})
     if call.form is MaskForm.FLAT and "bool_mask" in spelled:
         either = replace(call, form=MaskForm.EITHER)
         if published or not replace(plan.check, function=either).run(shaped(MASKED, MaskForm.SHARED)).error:

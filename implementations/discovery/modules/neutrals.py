@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from attention_conformance.implementations.discovery.signatures import role
+
 
 class Neutral(StrEnum):
     """What is given to a parameter that has to be given, so that it changes nothing."""
@@ -32,9 +34,13 @@ class Neutral(StrEnum):
     ONES = "ones (L, d)"
     HALF_ONES = "ones (L, d / 2)"
     SAMPLE_ONES = "ones (B, L, d)"
+    ANY_ONES = "ones (L, 1)"
+    SAMPLE_ANY_ONES = "ones (1, L, 1)"
     ZEROS = "zeros (L, d)"
     HALF_ZEROS = "zeros (L, d / 2)"
     SAMPLE_ZEROS = "zeros (B, L, d)"
+    ANY_ZEROS = "zeros (L, 1)"
+    SAMPLE_ANY_ZEROS = "zeros (1, L, 1)"
     SEEN = "a mask of True (B, Lq, Lk)"
     NOT_HIDDEN = "a mask of False (B, Lq, Lk)"
     SEEN_SHARED = "a mask of True (Lq, Lk)"
@@ -99,6 +105,10 @@ class Neutral(StrEnum):
                 return ones if self is Neutral.ONES else ones[:, ::2]
             case Neutral.ZEROS | Neutral.HALF_ZEROS:
                 return zeros if self is Neutral.ZEROS else zeros[:, ::2]
+            case Neutral.ANY_ONES | Neutral.ANY_ZEROS:  # for rotations of a part of a head, whose width is unknown
+                return (ones if self is Neutral.ANY_ONES else zeros)[:, :1]
+            case Neutral.SAMPLE_ANY_ONES | Neutral.SAMPLE_ANY_ZEROS:
+                return (ones if self is Neutral.SAMPLE_ANY_ONES else zeros)[None, :, :1]
             case Neutral.SAMPLE_ONES | Neutral.SAMPLE_ZEROS:
                 return (ones if self is Neutral.SAMPLE_ONES else zeros).expand(batch, -1, -1)
             case Neutral.OF_TOKENS_KEPT:
@@ -128,8 +138,10 @@ TABLES = (
     *(Neutral.HALF_TABLES, Neutral.HEADS_TABLES, Neutral.HALF_HEADS_TABLES, Neutral.HALF_LENGTH_TABLES),
     *(Neutral.MATRICES, Neutral.LENGTH_MATRICES),
 )
-COSINES = (Neutral.ONES, Neutral.HALF_ONES, Neutral.SAMPLE_ONES)
-SINES = (Neutral.ZEROS, Neutral.HALF_ZEROS, Neutral.SAMPLE_ZEROS)
+COSINES = (Neutral.ONES, Neutral.HALF_ONES, Neutral.SAMPLE_ONES, Neutral.ANY_ONES, Neutral.SAMPLE_ANY_ONES)
+SINES = (Neutral.ZEROS, Neutral.HALF_ZEROS, Neutral.SAMPLE_ZEROS, Neutral.ANY_ZEROS, Neutral.SAMPLE_ANY_ZEROS)
+OF_PARTS = {Neutral.ANY_ONES, Neutral.SAMPLE_ANY_ONES}
+"""Tables for rotations of a part of a head."""
 ROTATIONS = (*TABLES, *COSINES, *SINES)
 MASKS = (
     *(Neutral.SEEN, Neutral.NOT_HIDDEN, Neutral.SEEN_SHARED, Neutral.NOT_HIDDEN_SHARED, Neutral.KEYS_SEEN),
@@ -207,6 +219,12 @@ def is_empty_place(parameter: inspect.Parameter) -> bool:
     default = parameter.default
     placed = bool(words_of(parameter.name) & POSITION_WORDS)
     return placed and isinstance(default, torch.Tensor) and not default.numel()
+
+
+def is_input(name: str) -> bool:
+    """Whether a parameter of this name is an input, and no table, mask or place in a cache."""
+    words = words_of(name)
+    return bool(role(name) or not words & NO_INPUT_WORDS or words <= OF_KEYS | {"x", "input", "inputs"})
 
 
 def words_of(name: str) -> set[str]:

@@ -23,6 +23,7 @@ PAST = {"past", "cache"}
 """Words in the names of what a call is given of those before it."""
 OF_PLACES = POSITION_WORDS | TABLE_WORDS | IDS | {"len", "length"}
 """Words in the names of what states where a piece begins, which has to be given with it."""
+POSITION_NAMES = POSITION_WORDS | {"positions"}
 MAKING, CACHES = {"setup", "set", "init", "make", "create", "allocate", "alloc", "build"}, {"cache", "caches", "kv"}
 """Words in the names of a method that makes a cache."""
 SAMPLES, OF_ROOM, ROOM = {"batch", "bsz", "b"}, {"len", "length", "seq", "seqlen", "tokens", "size"}, 256
@@ -87,7 +88,8 @@ def _holds(part: Any, tokens: int) -> bool:
 def calls_in_pieces(kind: object, call: ModuleCall) -> Iterator[tuple[str, InPieces]]:
     """Calls in pieces, by a name for messages; none where no parameter takes a cache, or more is needed with it."""
     plain = call.inputs == 1 and not (call.tables or call.tap or call.spatial or call.each_sample or call.listed)
-    if not plain or any(words_of(each.name) & OF_PLACES for each in _parameters(kind)):
+    places = [each for each in _parameters(kind) if words_of(each.name) & OF_PLACES]
+    if not plain or any(_has_to_be_given(kind, each) for each in places):
         return
     wanted = {each.name: True for each in _parameters(kind) if each.default is False and words_of(each.name) & PAST}
     yield from ((f"{IN_PIECES}{name}", InPieces(call, name, wanted)) for name in _pasts(kind))
@@ -96,6 +98,12 @@ def calls_in_pieces(kind: object, call: ModuleCall) -> Iterator[tuple[str, InPie
         yield f"in pieces after {method}({', '.join(sizes)})", InPieces(call, "", wanted, (method, sizes))
     if call.resets:
         yield f"in pieces after {call.resets}()", InPieces(call, "", wanted)
+
+
+def _has_to_be_given(kind: Any, place: inspect.Parameter) -> bool:
+    """Whether what states where a piece begins is needed with it; one may be left out that nothing says is needed."""
+    text = f"{kind.__doc__} {kind.__init__.__doc__} {kind.forward.__doc__}"
+    return place.default is not None or not words_of(place.name) & POSITION_NAMES or place.name in text
 
 
 def _preparing(kind: object) -> tuple[str, Mapping[str, int]]:
@@ -116,7 +124,8 @@ def unused_caches(kind: object, ways: Collection[str]) -> dict[str, str]:
 
 
 def _pasts(kind: object) -> list[str]:
-    return [each.name for each in _parameters(kind) if each.default is None and words_of(each.name) & PAST]
+    named = ((each.name, words_of(each.name)) for each in _parameters(kind) if each.default is None)
+    return [name for name, words in named if words & PAST and not words & POSITION_NAMES]
 
 
 def _parameters(kind: object) -> list[inspect.Parameter]:

@@ -42,12 +42,16 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
 )
 from attention_conformance.implementations.discovery.modules.left_out import never_given
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.modules.neutrals import OF_PARTS, words_of
 from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns, place_of
 from attention_conformance.implementations.discovery.modules.part_equations import PartEquations, equations
 from attention_conformance.implementations.discovery.modules.template import Variant
-from attention_conformance.implementations.discovery.modules.window_masks import window_masks
+from attention_conformance.implementations.discovery.modules.window_masks import (
+    UNKNOWN_ORDER,
+    WindowMasks,
+    window_masks,
+)
 from attention_conformance.spec.conventions import DefaultScale
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
@@ -67,7 +71,8 @@ WIDE = "float64"
 def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     """Its run with all parts in place; none where nothing was left out, or it answers the same call differently."""
     counts = [name for name in never_given(make.kind, call) if words_of(name) & OF_COUNTS]
-    options = dict(turned_on(make))
+    of_parts = OF_PARTS & {*call.tables.values()}  # nothing of the width of 1 that small heads have is rotated in pairs
+    options = {} if of_parts else dict(turned_on(make))
     left_out = bool(make.left_out or make.held)
     direct = replace(call, tap="").alone_with_itself()
     pieces: Mapping[str, Call] = dict(calls_in_pieces(make.kind, direct)) if check.claims.premises.causal else {}
@@ -184,8 +189,11 @@ def _windows(
 
 def _tables(whole: Constructor, module: nn.Module, direct: ModuleCall, check: ClaimCheck) -> dict[str, Run]:
     """Its tables of biases and its masks of windows, as far as they can be looked at."""
-    found = safe_call(partial(tables_of, whole, module, Chosen(direct, ()))).value or {}
-    return _answered({**found, **window_masks(whole, direct)}, check)
+    found, problem = safe_call(partial(tables_of, whole, module, Chosen(direct, ()))).value or {}, plain_problem(check)
+    if problem is None:
+        return {}
+    windows = {how: run.in_its_order(problem, check.device) for how, run in window_masks(whole, direct).items()}
+    return _answered({**found, **windows}, check)
 
 
 def _usual(whole: Constructor, module: nn.Module, direct: ModuleCall, sized: bool) -> AsBuilt:
@@ -295,7 +303,8 @@ def _without_effect(modes: Modes, make: Constructor, call: ModuleCall, check: Cl
         of_options = dict(_of_options(run, problem, check.device))
     parts = tuple(make.left_out)
     unknown = [p for p in idle if p.startswith(parts) or any(pattern in make.held for pattern, _ in patterns(p))]
-    return of_options | dict.fromkeys(unknown, "it changes nothing in the answer")
+    masks = [each.name for each in run.otherwise.values() if isinstance(each, WindowMasks) and each.windows_first]
+    return of_options | dict.fromkeys(masks, UNKNOWN_ORDER) | dict.fromkeys(unknown, "it changes nothing in the answer")
 
 
 def _of_options(run: AsBuilt, problem: Problem, device: str) -> Iterator[tuple[str, str]]:

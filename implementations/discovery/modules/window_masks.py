@@ -14,21 +14,29 @@ from attention_conformance.implementations.adapters.results import output_of
 from attention_conformance.implementations.adapters.tensors import tensors, to_array
 from attention_conformance.implementations.adapters.torch_module import built, in_mode
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
+from attention_conformance.implementations.discovery.probe import HALF
 from attention_conformance.spec.problem import Array, Problem
 
 IMAGES, WINDOWS = 2, 3
+UNKNOWN_ORDER = "it takes the first windows of all images first, (nW * B, N, E): whether they come so is not known"
 
 
 @dataclass(frozen=True, eq=False)
 class WindowMasks:
-    """A module of windows, whose forward takes a mask of each window of an image by this name."""
+    """A module of windows, whose forward takes a mask of each window of an image by this name.
+
+    Attributes:
+        windows_first: whether the first windows of all images come first, (nW * B, N, E), not (B * nW, N, E).
+    """
 
     make: Constructor
     call: ModuleCall
     name: str
+    windows_first: bool = False
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """The output for several images, whose windows lie next to each other; its `others` are those of each alone."""
@@ -45,7 +53,27 @@ class WindowMasks:
                 return to_array(output_of(call(module, tensors(given, device), given)))
 
         alone = np.concatenate([output(rows) for rows in np.split(x, IMAGES)])
-        return Result(output(x), others={"each image alone": Result(alone)})
+        together = output(_first_axis_moved(x, IMAGES)) if self.windows_first else output(x)
+        together = _first_axis_moved(together, WINDOWS) if self.windows_first else together
+        return Result(together, others={"each image alone": Result(alone)})
+
+    def in_its_order(self, problem: Problem, device: str) -> WindowMasks:
+        """The same, with the windows first where the images are right in that order alone."""
+        other = replace(self, windows_first=True)
+        outcomes = [safe_call(partial(run, problem.fresh(), device)).value for run in (self, other)]
+        usual, unusual = (each is not None and _is_alone(each) for each in outcomes)
+        return other if unusual and not usual else self
+
+
+def _first_axis_moved(rows: Array, count: int) -> Array:
+    """Rows that are counted by two numbers, `count` of the first, counted by the other one first."""
+    return rows.reshape(count, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+
+
+def _is_alone(result: Result) -> bool:
+    """Whether several images give the answers of each, roughly."""
+    (alone,) = result.others.values()
+    return bool(np.allclose(result.output, alone.output, rtol=HALF, atol=HALF))
 
 
 def window_masks(make: Constructor, call: ModuleCall) -> Mapping[str, WindowMasks]:

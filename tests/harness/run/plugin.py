@@ -31,7 +31,7 @@ from attention_conformance.tests.harness.run.run_records import subject_of, suit
 from attention_conformance.tests.harness.run.screen.explanations import explain
 from attention_conformance.tests.harness.run.screen.first_failure import FirstFailure, telling_first
 from attention_conformance.tests.harness.run.screen.next_steps import folded, next_steps
-from attention_conformance.tests.harness.run.screen.printing import summarise
+from attention_conformance.tests.harness.run.screen.printing import in_lines, summarise
 from attention_conformance.tests.harness.run.screen.progress import Progress
 from attention_conformance.tests.harness.run.second_judge import SHARED, SharedWork
 from attention_conformance.tests.harness.run.session import ENDS, KEY, LEFTOVERS, LOSSES, USAGE_ERROR, SuiteSession
@@ -97,7 +97,7 @@ def _selection(settings: RunSettings, recorder: Recorder) -> Selection:
         raise pytest.UsageError(f"--report: {error}") from None
     except UsageError as error:
         recorder.close(f"the run could not start: {error}")
-        raise pytest.UsageError(str(error)) from None
+        raise pytest.UsageError(in_lines(str(error)) if settings.first_screen else str(error)) from None
     except pytest.exit.Exception as error:
         recorder.close(f"the run was {error}")
         raise

@@ -71,6 +71,15 @@ FORMS: dict[str, dict[str, str]] = {
         "inputs": "x, cos_sin",
         "turned": TABLE.format("(torch.cat([t, t], -1) for t in cos_sin if t.ndim == 4 or 1 / 0)") + TURNED,
     },
+    "tables of a part of a head": {
+        "inputs": "x, cos, sin",
+        "turned": "p = q.shape[-1] // 4 * 2; half = lambda x: torch.cat([-x.chunk(2, -1)[1], x.chunk(2, -1)[0]], -1); "
+        "q, k = (torch.cat([x[..., :p] * cos + half(x[..., :p]) * sin, x[..., p:]], -1) for x in (q, k))",
+    },
+    "a second width, of one head": {
+        "sizes": "dim, inner_dim, heads",
+        "layer": "nn.Linear(dim, heads * inner_dim) if _ < 3 else nn.Linear(heads * inner_dim, dim)",
+    },
     "a mask in every call": {"inputs": "x, mask=None", "masked": "s = s.masked_fill(mask[:, None].bool(), -torch.inf)"},
     "an input of key and value": {"inputs": "x_q, x_kv", "x": "x_q", "y": "x_kv"},
     "the input of key and value first": {"inputs": "context, x", "y": "context"},
@@ -217,6 +226,14 @@ def test_sines_and_cosines_in_turn_need_heads_of_even_width(make: Make) -> None:
     added = {"init": "self.add = PositionalEncoding(dim)", "before": "x = self.add(x)"}
     made = make(rows + text_of(added))
     assert "judged without add" in made.about
+    assert_conforms(made)
+
+
+@pytest.mark.parametrize("name", ["attn_bias", "attn_mask", "mask"])
+def test_a_mask_that_its_own_statement_refuses_is_not_claimed(make: Make, name: str) -> None:
+    made = make(text_of({"inputs": f"x, {name}=None", "before": f"assert {name} is None"}))
+    assert not {Feature.BOOL_MASK, Feature.FLOAT_MASK} & made.claims.features
+    assert name in made.findings
     assert_conforms(made)
 
 

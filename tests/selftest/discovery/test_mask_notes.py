@@ -119,3 +119,29 @@ def test_a_mask_of_which_it_matters_alone_that_it_is_given_is_a_flag(make: Make)
     assert made.findings["mask"] == "not judged: it acts like no mask that the suite knows"
     assert "only whether one is given matters" in made.about
     assert_conforms(made)
+
+
+ROWS = '''
+def f(query, key, value, attn_mask=None):
+    """{text}"""
+    s = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(~attn_mask, {hidden}) if attn_mask is not None else None
+    return attend(query, key, value)[0] if s is None else {answer}
+'''
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden", "answer", "contradicted"),
+    [
+        ("Queries without any key get zeros.", "-1e30", "s.softmax(-1) @ value", True),
+        ("Fully masked rows give zeros, not NaN.", "-torch.inf", "s.softmax(-1).nan_to_num(0.0) @ value", False),
+        ("A row with no keys gets the mean of all values.", "-1e30", "s.softmax(-1) @ value", False),
+        ("Fully masked rows do not give zeros.", "-1e30", "s.softmax(-1) @ value", False),
+        ("Avoids NaN for fully masked rows.", "-1e30", "s.softmax(-1) @ value", False),
+    ],
+)
+def test_rows_without_keys_that_are_not_as_documented_are_stated(
+    make: Make, text: str, hidden: str, answer: str, contradicted: bool
+) -> None:
+    made = make(ROWS.format(text=text, hidden=hidden, answer=answer))
+    found = "judged as it behaves: they get uniform, and by its documentation zeros"
+    assert made.findings == ({"rows without keys": found} if contradicted else {})

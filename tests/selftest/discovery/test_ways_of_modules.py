@@ -61,6 +61,41 @@ def test_a_cache_gives_in_pieces_what_it_gives_as_a_whole(make: Make, first: str
     assert fails(make, text) is wrong
 
 
+PLACED = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def turned(self, x, at):
+        a, b = x.chunk(2, -1)
+        turns = at[:, None, :, None] * 10000.0 ** -(torch.arange(a.shape[-1]) / a.shape[-1])
+        return torch.cat([a * turns.cos() - b * turns.sin(), b * turns.cos() + a * turns.sin()], -1)
+    def forward(self, x, past_kv=None, position_ids=None):
+        '{text}'
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        past = 0 if past_kv is None else past_kv[0].shape[2]
+        if position_ids is None:
+            position_ids = {first} + torch.arange(x.shape[1])[None]
+        q, k = self.turned(q, position_ids), self.turned(k, position_ids)
+        if past_kv is not None:
+            k, v = torch.cat([past_kv[0], k], 2), torch.cat([past_kv[1], v], 2)
+        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(past + 1)
+        s = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf)
+        return self.out((s.softmax(-1) @ v).transpose(1, 2).flatten(2)), (k, v)
+"""
+
+
+@pytest.mark.parametrize(("first", "wrong"), [("past", False), ("0", True)])
+def test_positions_that_are_left_out_go_on_behind_a_cache(make: Make, first: str, wrong: bool) -> None:
+    assert fails(make, PLACED.format(first=first, text="Causal.")) is wrong
+
+
+def test_positions_that_have_to_be_given_with_a_cache_by_its_documentation_are_not_left_out(make: Make) -> None:
+    made = make(PLACED.format(first="0", text="Next to a cache position_ids are needed."))
+    assert not [way for way in made.alternatives if "pieces" in way]
+    assert "past_kv" in made.findings
+
+
 HOLDING = """
 class f(nn.Module):
     def __init__(self, dim, heads):

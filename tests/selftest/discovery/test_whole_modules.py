@@ -361,7 +361,16 @@ class f(nn.Module):
 
 @pytest.mark.parametrize(
     ("repeated", "wrong"),
-    [("repeat(len(x) // len(mask), 1, 1)", False), ("repeat_interleave(len(x) // len(mask), 0)", True)],
+    [
+        ("repeat(len(x) // len(mask), 1, 1)", False),
+        ("repeat(len(x) // len(mask), 1, 1)[torch.arange(len(x)) // 2]", True),
+    ],
 )
 def test_each_image_has_the_masks_of_its_windows(make: Make, repeated: str, wrong: bool) -> None:
     assert is_caught(make, WINDOWS.format(repeated=repeated)) is wrong
+
+
+def test_windows_before_images_are_right_in_a_model_that_cuts_so_and_said_to_be_unknown(make: Make) -> None:
+    text = WINDOWS.format(repeated="repeat_interleave(len(x) // len(mask), 0)")
+    assert not is_caught(make, text)
+    assert "first windows of all images first" in make(text).findings["mask"]

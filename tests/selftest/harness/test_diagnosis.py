@@ -15,11 +15,14 @@ from attention_conformance.implementations.defects import catalogue
 from attention_conformance.implementations.discovery.read_bits import CELL
 from attention_conformance.spec.cases import Case, MaskKind, Pattern
 from attention_conformance.spec.clauses import load
+from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.explain.diagnosis import by_clauses, naming
 from attention_conformance.tests.harness.explain.diagnosis import diagnosis as diagnosing
+from attention_conformance.tests.harness.explain.diagnosis.causes import factors_of_gradients
 from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis, FailingCheck, failing_checks
 from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diagnose, failing_alone
+from attention_conformance.tests.harness.explain.diagnosis.observation import observed
 from attention_conformance.tests.harness.run.runner import run
 
 CORE = frozenset({Feature.CORE, Feature.HEADS, Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH})
@@ -145,6 +148,20 @@ def test_a_gradient_of_another_size_is_named_by_the_number() -> None:
     assert diagnosed(larger).name == "gradient of key negated"
 
 
+def test_two_gradients_with_one_factor_are_named_together() -> None:
+    def twice_scaled(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        copies = query * 1.0, key * 1.0
+        for copy in copies:
+            if copy.requires_grad:
+                copy.register_hook(lambda gradient: gradient * 1.5)
+        return Steps()(copies[0], copies[1], value, **options)
+
+    implementation = Implementation("candidate", Claims(Scope.OP, OP_FEATURES), torch_op(twice_scaled))
+    parts = ("gradients.key", "gradients.query")
+    (found,) = factors_of_gradients(observed(implementation, Case(), "float32", parts, "cpu"), parts, Conventions())
+    assert found.name == "gradient of key and the gradient of query multiplied by 1.5"
+
+
 def test_a_wrong_gradient_of_the_mask_is_compared_with_cases_that_have_no_mask() -> None:
     def peculiar(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         mask = options.get("attn_mask")
@@ -206,7 +223,9 @@ def test_a_second_call_with_the_same_sizes() -> None:
         return Steps()(query, first.setdefault((*query.shape, *key.shape), key), value, **options)
 
     remembers(*(torch.ones(extents) for extents in ((2, 3, 5, 4), (2, 3, 70, 4), (2, 3, 70, 3))))
-    assert judged_op(remembers, LONG).when == ("from the second call with the same sizes on",)
+    diagnosis = judged_op(remembers, LONG)
+    assert diagnosis.name == "keys of the first call in the second one"
+    assert diagnosis.when == ("from the second call with the same sizes on",)
 
 
 def test_an_exception_where_options_meet_is_a_finding_of_its_own() -> None:

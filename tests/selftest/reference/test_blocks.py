@@ -49,6 +49,8 @@ def test_parts_are_those_of_the_whole(case: Case, dtype: str, monkeypatch: pytes
         assert np.array_equal(decoy_of(part), decoy_of(whole[name]), equal_nan=True), name
         assert [each.name for each in part.aligned] == [each.name for each in whole[name].aligned]
         for own, other in zip(part.aligned, whole[name].aligned, strict=True):
+            assert own.work_out(0.0) < other.bound  # of the first block alone
+            assert 0.1 * other.bound <= own.work_out(0.1 * other.bound) <= (1.0 + 1e-12) * other.bound
             np.testing.assert_allclose([own.bound, own.least], [other.bound, other.least], rtol=1e-12)
             assert np.array_equal(own.direction, other.direction)
     assert dtype == "float64" or any(part.aligned for part in whole.values())

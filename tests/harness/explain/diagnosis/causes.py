@@ -211,10 +211,11 @@ def factors_of_gradients(each: Observation, parts: Sequence[str], claimed: Conve
     if any(each.got.gradients[name].shape != right.shape for name, right in expected.items()):
         return
     with np.errstate(all="ignore"):
-        found = {_constant(each.got.gradients[n].astype(np.float64) / right, each) for n, right in expected.items()}
-    factor = found.pop()
-    if found or factor is None:
+        found = [_constant(each.got.gradients[n].astype(np.float64) / right, each) for n, right in expected.items()]
+    known = [number for number in found if number is not None]
+    if len(known) < len(found) or not np.allclose(known, known[0], rtol=math.sqrt(DIGITS), atol=0.0):
         return
+    factor = known[0]
     right, where = answering(claimed), " and the ".join(f"gradient of {name.replace('_', ' ')}" for name in names)
 
     def answer(problem: Problem) -> Result:

@@ -70,11 +70,13 @@ class Condition:
         words: such as "with more than 64 keys".
         holds: whether a case fulfils it.
         extent: what it limits, by its plural; empty for other conditions.
+        kept: whether it is about earlier calls, of which something was left behind.
     """
 
     words: str
     holds: Holds
     extent: str = ""
+    kept: bool = False
 
 
 def conditions(failing: Sequence[Observation], prober: Prober) -> list[Condition]:
@@ -110,14 +112,14 @@ def _of_calls(base: Case, prober: Prober) -> Condition | None:
         first, second = (prober.fails(replace(sized, seed=seed)) for seed in sequence)
         if first is not False or not second:
             return None
-    return Condition("from the second call with the same sizes on", lambda case: True)
+    return Condition("from the second call with the same sizes on", lambda case: True, kept=True)
 
 
 def _of_earlier(base: Case, prober: Prober) -> Condition | None:
     """Whether it fails only after a call of the same sizes with an option that it lacks: something was left behind."""
     for number, (words, (change, has)) in enumerate(ADDED.items()):
         if not has(base) and all(_spoils(base, change, more + number, prober) for more in EARLIER):
-            return Condition(f"after a call of the same sizes with {words}", lambda case: True)
+            return Condition(f"after a call of the same sizes with {words}", lambda case: True, kept=True)
     return None
 
 

@@ -17,6 +17,7 @@ from attention_conformance.tests.harness.explain.diagnosis.causes import INTENDE
 from attention_conformance.tests.harness.explain.diagnosis.conditions import Condition, conditions
 from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis, FailingCheck
 from attention_conformance.tests.harness.explain.diagnosis.hypotheses import following, hypotheses
+from attention_conformance.tests.harness.explain.diagnosis.kept import kept
 from attention_conformance.tests.harness.explain.diagnosis.magnitudes import parts, sizes
 from attention_conformance.tests.harness.explain.diagnosis.naming import (
     RAISING,
@@ -42,6 +43,10 @@ from attention_conformance.tests.harness.explain.diagnosis.places import (
 )
 from attention_conformance.tests.harness.explain.diagnosis.probes import PROBES
 from attention_conformance.tests.harness.explain.diagnosis.scoring import scored
+from attention_conformance.tests.harness.explain.diagnosis.seen_keys import seen_keys
+from attention_conformance.tests.harness.explain.diagnosis.summed import TERMS, summed
+from attention_conformance.tests.harness.explain.diagnosis.ways import along_ways
+from attention_conformance.tests.harness.explain.diagnosis.wholes import AS_BUILT, of_whole
 
 MANY = 40
 """Failing cases that are observed."""
@@ -81,10 +86,11 @@ def diagnose(
     if name := holding(implementation, failed, tuple(stated({clause for clause, _ in failed})), device):
         return _claim(name, len(failed))
     with _one_thread():
-        plain = [each for each in checks if not each.case.extension.dropout]  # what is dropped is drawn anew
+        # What is dropped is drawn anew, and of a module with all of its parts nothing is expected.
+        plain = [each for each in checks if not each.case.extension.dropout and each.clause != AS_BUILT]
         compared = [each for each in plain if each.part] or list(_seen_in_outputs(implementation, plain, device))
         if not compared:
-            return by_clauses(implementation, checks, device, unknown)
+            return _called_otherwise(implementation, checks, device, dtypes, unknown)
         return _of_cases(implementation, compared, checks, device, dtypes, unknown, several)
 
 
@@ -117,7 +123,8 @@ def _of_cases(
     if not failing and len({each.clause for each in checks}) > JUDGED_AGAIN:  # it depends on time or earlier calls
         return Diagnosis("", 0, len(checks), of_clauses=True)
     if not failing:  # by itself it is right: another way of calling it is not
-        return by_clauses(implementation, checks, device, unknown) or Diagnosis("", 0, 0, when=in_dtypes)
+        otherwise = _called_otherwise(implementation, checks, device, dtypes, unknown)
+        return otherwise or Diagnosis("", 0, 0, when=in_dtypes)
     claimed = implementation.claims.conventions
     left = [each.without_empty_rows(claimed) for each in failing]
     empty = [each for each, rest in zip(failing, left, strict=True) if not rest.failing]
@@ -173,6 +180,9 @@ def _of_cases(
     if name and len(clauses) >= CLAUSES:
         return _claim(name, len(failing))
     spots = [*places(wider(failing, triggers.prober))]
+    if posed := _by_own_calls(implementation, failing, triggers.found, device):
+        when = [*in_dtypes, *posed.when, *(each.words for each in triggers.found if not each.kept)]
+        return replace(posed, when=tuple(when))
     mistakes = [each for each in listed if each.defect or "--" not in each.repair]  # conventions hold everywhere
     for spot in spots[:SPOTS]:
         there, elsewhere = ([spot.alone(each) for each in all_] for all_ in (failing, passing))
@@ -185,6 +195,37 @@ def _of_cases(
     when = [*in_dtypes, *found_when, *size, *where, *parts(failing), *in_gradients(failing)]
     everywhere, raises = not passing and not when, shared_exception(failing)
     return Diagnosis("", 0, len(failing), when=tuple(when), everywhere=everywhere, raises=raises)
+
+
+def _by_own_calls(
+    implementation: Implementation, failing: Sequence[Observation], found: Sequence[Condition], device: str
+) -> Diagnosis | None:
+    """What calls show that are made for one question each: what is kept, and sums of many terms."""
+    smallest = min(failing, key=lambda each: each.problem.query.size + each.problem.key.size)
+    dtype = smallest.problem.dtype
+    if any(each.kept for each in found):
+        return kept(implementation, smallest.case, dtype, device)
+    long = all(max(each.problem.query.shape[-2], each.problem.key.shape[-2]) >= TERMS for each in failing)
+    return summed(implementation, dtype, device) if long else seen_keys(implementation, failing, device)
+
+
+def _called_otherwise(
+    implementation: Implementation,
+    checks: Sequence[FailingCheck],
+    device: str,
+    dtypes: Collection[str] | None,
+    unknown: Collection[str],
+) -> Diagnosis | None:
+    """What is wrong where the answers to cases are right."""
+
+    def along(own: Implementation, wrong: Sequence[FailingCheck]) -> Diagnosis:
+        return _of_cases(own, wrong, wrong, device, dtypes, unknown, several=False)
+
+    found = along_ways(implementation, checks, device, along) or of_whole(implementation, checks, device)
+    long = [e.dtype for e in checks if max(e.case.sizes.query_length, e.case.sizes.key_length) >= TERMS]
+    for dtype in dict.fromkeys(long):
+        found = found or summed(implementation, dtype, device)
+    return found or by_clauses(implementation, checks, device, unknown)
 
 
 def _combined(convention: Hypothesis, rest: Diagnosis, of: int) -> Diagnosis:

@@ -12,6 +12,7 @@ from attention_conformance.implementations.api.fitting import required
 from attention_conformance.spec.cases import Case, MaskKind, Padding
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import HALF
 from attention_conformance.tests.harness.explain.diagnosis.at_once import at_once, edits, has_steps, is_edit, wrong
 from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothesis
 from attention_conformance.tests.harness.explain.diagnosis.conditions import Condition
@@ -155,6 +156,11 @@ class _Search:
     claimed: Conventions
     aside: Sequence[Observation] = ()
 
+    @property
+    def in_half(self) -> bool:
+        """Whether all that fails was seen in a half type alone, where bounds are wide."""
+        return all(each.problem.dtype in HALF for each in self.failing)
+
     def one(self, when: tuple[Condition, ...]) -> Explanation | None:
         """One mistake that explains everything, under these conditions."""
         whole = [score for score in self._all_sound(when) if len(score.explained) == len(self.failing)]
@@ -167,7 +173,9 @@ class _Search:
             yield replace(self, failing=[each for each in self.failing if each.got is not None])
 
     def two(self, when: tuple[Condition, ...]) -> Explanation | None:
-        """Two mistakes that explain everything together."""
+        """Two mistakes that explain everything together; in a half type alone, almost any two do."""
+        if self.in_half:
+            return None
         sound = self._all_sound(when)
         return self._apart(sound, when) or self._at_once(sound, when)
 
@@ -176,6 +184,9 @@ class _Search:
         found = self._simplest(self._all_sound(when))
         if found is None or not any(each.wrong_numbers for each in found.explained):
             return None  # NaN is the same whatever made it: it names nothing that leaves a case unexplained
+        edit = found.hypothesis.edit
+        if self.in_half and edit is not None and edit.backward:
+            return None  # the output may be wrong within its bound, and its gradients beyond theirs
         rest = self._separated(found) or self._next_to_gradients(found)
         most = len(found.explained) >= MOST * len(self.failing)
         return self._of((found.hypothesis,), found, when, rest) if most or rest else None

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from shlex import quote
 from textwrap import wrap
 from types import MappingProxyType
 
@@ -54,8 +53,10 @@ def next_steps(
             return [f"nothing was checked, {_reason(selection, recorder)}: see {explaining(clause)}"]
         case ExitStatus.IN_PART:
             names = dict.fromkeys(name for each in selection.implementations for name in each.findings)
-            left_out = " ".join(f"--without {quote(name)}" for name in names)
-            return [f"{left_out}  states that this is known: exit status 0, not {status}"]
+            left_out = [word for name in names for word in ("--without", name)]
+            name = selection.implementations[0].name if selection.implementations else ""
+            command = checked_with(settings, recorder.targets, name, left_out)
+            return [f"{command}  states that this is known: exit status 0, not {status}"]
     return []
 
 

@@ -1,5 +1,8 @@
 """Printing: what a run prints when all is judged: one screen, or everything."""
 
+from functools import partial
+from textwrap import wrap
+
 import pytest
 
 from attention_conformance.tests.harness.explain import reduction
@@ -9,7 +12,16 @@ from attention_conformance.tests.harness.run.plan.selection import left_out
 from attention_conformance.tests.harness.run.screen.progress import colours
 from attention_conformance.tests.harness.run.session import SuiteSession
 from attention_conformance.tests.report.views import ERRORS, first_screen
+from attention_conformance.tests.report.views.first_screen import WIDTH
 from attention_conformance.tests.report.views.terminal import observed, summary
+
+
+def in_lines(message: str) -> str:
+    """A message after "ERROR: ", or two letters more, in lines of a screen."""
+    start = " " * len("ERROR: ")
+    whole = partial(wrap, width=WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    lines = map(whole, f"{start}{message}".splitlines())
+    return "\n".join(line for wrapped in lines for line in wrapped).removeprefix(start)
 
 
 def summarise(terminalreporter: pytest.TerminalReporter, state: SuiteSession) -> None:
@@ -46,7 +58,7 @@ def _last_notes(terminalreporter: pytest.TerminalReporter, state: SuiteSession) 
     """Claims that were not checked, what candidates left behind, and where the report is."""
     settings, run = state.settings, state.recorder.run
     for line in post_run.unchecked_claims(state.selection, state.recorder.verdicts, state.settings.shard):
-        terminalreporter.write_line(f"ERROR  {line}", red=True)
+        terminalreporter.write_line(f"ERROR  {in_lines(line) if settings.first_screen else line}", red=True)
     for name, reason in left_out().items() if settings.all_builtin else ():
         terminalreporter.write_line(f"not checked: {name}, {reason}")
     for line in state.selection.notes:
