@@ -9,14 +9,13 @@ BLOCK = 100_000
 
 def blocks(problem: Problem) -> list[Problem]:
     """The problem in parts of some samples each; as a whole where it is small, or where samples share anything."""
-    samples = max(1, BLOCK * problem.batch // max(1, scores_of(problem)))
+    samples = max(1, BLOCK * problem.batch // max(1, _scores(problem)))
     if problem.batch <= samples or not _independent(problem):
         return [problem]
     return [_samples(problem, slice(start, start + samples)) for start in range(0, problem.batch, samples)]
 
 
-def scores_of(problem: Problem) -> int:
-    """B H Lq Lk."""
+def _scores(problem: Problem) -> int:
     return problem.batch * problem.num_heads * int(problem.query.shape[-2]) * int(problem.key.shape[-2])
 
 

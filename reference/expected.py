@@ -64,11 +64,6 @@ class Expected:
         if (self.bound < 0.0).any():
             raise ValueError("a bound is negative, so that not even the value itself would be within it")
 
-    @cached_property
-    def finite(self) -> bool:
-        """Whether all numbers are."""
-        return bool(np.isfinite(self.value).all())
-
     @property
     def unspecified(self) -> NDArray[np.bool_]:
         """Where anything is right."""
@@ -120,14 +115,14 @@ def solve(
         solved = partial(_solved, conventions=conventions, kept=kept, working=working, returned=returned)
         if len(apart) == 1:
             parts, along, trace = solved(problem)
-            every, intermediates = [along], lambda: trace
+            every, traced = [along], lambda: trace
         else:
             each, every = zip(*(solved(block)[:2] for block in apart), strict=True)
-            parts, intermediates = _joined(each), partial(traced, conventions, problem)
+            parts, traced = _joined(each), partial(_traced, conventions, problem)
         values = {name: part.value for name, part in parts.items()}
-        aligned = aligned_bounds(apart, every, values, working, partial(traced, conventions))
+        aligned = aligned_bounds(apart, every, values, working, partial(_traced, conventions))
         parts |= {name: replace(parts[name], aligned=several) for name, several in aligned.items()}
-    return Solution(parts, intermediates)
+    return Solution(parts, traced)
 
 
 def _solved(
@@ -190,8 +185,7 @@ def _joined_part(blocks: Sequence[Expected]) -> Expected:
     return Expected(value, bound, np.concatenate(decoys) if differing else None, ceiling=blocks[0].ceiling)
 
 
-def traced(conventions: Conventions, problem: Problem) -> Trace:
-    """Every intermediate of a problem."""
+def _traced(conventions: Conventions, problem: Problem) -> Trace:
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         return Pipeline().run(problem, conventions)
 

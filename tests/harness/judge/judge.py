@@ -18,8 +18,7 @@ from attention_conformance.implementations.api.safe_call import CandidateError, 
 from attention_conformance.implementations.worker.observer import Observer
 from attention_conformance.implementations.worker.remote import observer_of, runs_ahead
 from attention_conformance.reference.bounds.precision import operands_exact, unit_roundoff
-from attention_conformance.reference.expected import Expected, Solution
-from attention_conformance.reference.solved import solved
+from attention_conformance.reference.expected import Expected, Solution, solve
 from attention_conformance.reference.stacking import expected_answers, stackable
 from attention_conformance.spec.cases import Case, Sizes
 from attention_conformance.spec.conventions import Conventions
@@ -153,7 +152,7 @@ class Judge:
 
     def solve(self, problem: Problem) -> Solution:
         """The reference's answer to a problem that is not made from a case."""
-        return solved(problem, self.conventions, self.returned)
+        return solve(problem, self.conventions, returned=self.returned)
 
     def expected(self, case: Case, gradients: bool = False, also: tuple[str, ...] = ()) -> Mapping[str, Expected]:
         """What the reference answers, part by part: the claimed parts, and the parts in `also`."""
