@@ -81,6 +81,17 @@ def without_refused_masks(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     return check.without(OF_MASKS), [unclaimed("masks", why)]
 
 
+def without_refused_flag(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check without a causal flag where a statement of its own refuses True: it takes texts, for example."""
+    if Feature.CAUSAL not in check.claims or not (outcome := check.run(replace(PLAIN, causal=True))).refused:
+        return check, []
+    call = check.function
+    assert isinstance(call, RenamedCall)
+    others = {n: x for n, x in call.options.defaults.items() if n not in OPTIONS["is_causal"].parameters}
+    kept = replace(check, function=replace(call, options=replace(call.options, defaults=others)))
+    return kept.without({Feature.CAUSAL}), [unclaimed("a causal flag", outcome.error)]
+
+
 def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list[str]]:
     """The check with the form and the polarity in which a mask of an unpublished name has its effect, and notes.
 

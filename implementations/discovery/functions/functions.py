@@ -43,6 +43,7 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     with_all_axes,
     with_mask_form,
     without_ignored,
+    without_refused_flag,
     without_refused_masks,
 )
 from attention_conformance.implementations.discovery.functions.given_sizes import with_what_is_needed
@@ -222,9 +223,10 @@ def _usual_candidate(
         check, masks = with_mask_form(check, kind)
     elif not interface:
         check, masks = without_refused_masks(with_all_axes(check, kind))
+    check, flag = (check, []) if interface else without_refused_flag(check)
     check, ignored = without_ignored(check, options)
     check, lengths = lengths_as_seen(check)
-    ignored = [*masks, *lengths, *ignored]
+    ignored = [*masks, *flag, *lengths, *ignored]
     promised = options.spelled.get("is_causal") == PUBLISHED_FLAG and not chooses_corner(whole)
     if not interface and not promised and "causal-alignment" not in settings:
         check = corner_as_seen(check)

@@ -1,4 +1,4 @@
-"""The sizes that a function takes, by calls with others: what it refuses by a statement of its own is its limit.
+"""The sizes and scales that a function takes, by calls with others: what its own statement refuses is its limit.
 
 An error from deeper inside is none: there the function has broken, which is for the suite to report. A kernel of an
 accelerator states its limits where it is launched or compiled: what it raises there, and not on the processor, is one.
@@ -30,6 +30,8 @@ UNEQUAL = (PLAIN.sized(key_length=32), PLAIN.sized(query_length=32))
 FEW_CAUSAL = tuple(replace(PLAIN, causal=True).sized(query_length=n, key_length=10 - n) for n in (4, 6))
 """The same under the flag, and small: what dies in a long call is still to be judged."""
 
+UNUSUAL_SCALES = (-0.7, 0.0)
+
 
 @dataclass(frozen=True)
 class SizeLimits:
@@ -40,6 +42,7 @@ class SizeLimits:
         widths: the head widths that it takes, ascending; empty: all.
         fewer, more: whether there may be fewer, or more, queries than keys.
         of_causal: whether that is a limit under a causal flag alone.
+        negative, zero: whether the scale may be so.
     """
 
     own: Fit
@@ -47,12 +50,16 @@ class SizeLimits:
     fewer: bool = True
     more: bool = True
     of_causal: bool = False
+    negative: bool = True
+    zero: bool = True
 
     def __call__(self, case: Case) -> Case | Unsupported:
         """The nearest case of these sizes; no width is made smaller, no length larger."""
         fitted = self.own(case)
         if isinstance(fitted, Unsupported):
             return fitted
+        if fitted.scale is not None and not self._takes(fitted.scale):
+            return Unsupported(f"takes no scale of {fitted.scale:g}")
         sizes = fitted.sizes
         fewer = sizes.query_length < sizes.key_length and not self.fewer
         more = sizes.query_length > sizes.key_length and not self.more
@@ -65,6 +72,9 @@ class SizeLimits:
         if d_k is None or d_v is None:
             return Unsupported(f"takes head widths {', '.join(map(str, self.widths))} only")
         return fitted.sized(d_k=d_k, d_v=d_k if sizes.d_v == sizes.d_k else d_v)
+
+    def _takes(self, scale: float) -> bool:
+        return self.negative if scale < 0.0 else self.zero or scale > 0.0
 
     def _width(self, width: int) -> int | None:
         return next((each for each in self.widths if each >= width), None)
@@ -84,7 +94,7 @@ def with_size_limits(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     if check.run(PLAIN).error:
         return check, []
     notes: list[str] = []
-    for limited in (_widths, _lengths, _unequal_lengths, _views):
+    for limited in (_widths, _lengths, _unequal_lengths, _scales, _views):
         check, note = limited(check)
         notes += [note] if note else []
     return check, notes
@@ -148,6 +158,16 @@ def without_unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
 
 def _which(fewer: bool, more: bool) -> str:
     return " or ".join(word for word, taken in (("fewer", fewer), ("more", more)) if not taken)
+
+
+def _scales(check: ClaimCheck) -> tuple[ClaimCheck, str]:
+    scales = UNUSUAL_SCALES if Feature.SCALE in check.claims else ()
+    tried = [check.run(replace(PLAIN, scale=scale)) for scale in scales]
+    if not any(each.refused for each in tried):
+        return check, ""
+    negative, zero = (not each.refused for each in tried)
+    which = " or ".join(word for word, taken in (("below 0", negative), ("of 0", zero)) if not taken)
+    return _with(check, replace(_limits(check), negative=negative, zero=zero)), _refused(f"a scale {which}", tried)
 
 
 def _views(check: ClaimCheck) -> tuple[ClaimCheck, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
 
-from attention_conformance.implementations.discovery.always import window_seen
+from attention_conformance.implementations.discovery.always import changes, window_seen
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
 from attention_conformance.implementations.discovery.modules.constructor_names import Size
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
@@ -24,6 +26,9 @@ SIDE_BY_SIDE = (
     f"{REMEDY}"
 )
 LONG = PLAIN.sized(query_length=60, key_length=60)
+MOST_TOKENS = 256
+"""Tokens of a chunk, of which three are looked at."""
+APART = f"its queries see the keys of their own {{}}={{}} tokens alone: {REMEDY}"
 
 
 def with_narrow_window(make: Constructor, checked: Callable[[Constructor], ClaimCheck]) -> Constructor:
@@ -48,3 +53,23 @@ def with_narrow_window(make: Constructor, checked: Callable[[Constructor], Claim
         if sum(parameter.numel() for parameter in built(make).parameters()) > MOST_NUMBERS:
             raise TargetError(SIDE_BY_SIDE.format(names[0]))
     return make
+
+
+def refuse_chunks_apart(make: Constructor, check: ClaimCheck) -> None:
+    """Refuses what computes each chunk for itself: that may be meant, or the keys of others are forgotten.
+
+    Raises:
+        TargetError: it does.
+    """
+    for name, length in _chunks(make.kind):
+        three = PLAIN.sized(query_length=3 * length + 1, key_length=3 * length + 1)
+        seen = [(key, np.flatnonzero(rows)) for key, rows in changes(check, three, at=(0, length, 2 * length))]
+        if seen and all(len(rows) and (rows // length == key // length).all() for key, rows in seen):
+            raise TargetError(APART.format(name, length))
+
+
+def _chunks(kind: object) -> Iterator[tuple[str, int]]:
+    parameters = inspect.signature(kind).parameters.values() if isinstance(kind, type) else ()
+    for each in parameters:
+        if "chunk" in words_of(each.name) and isinstance(each.default, int) and 1 < each.default <= MOST_TOKENS:
+            yield each.name, each.default

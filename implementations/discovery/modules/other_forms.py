@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,10 +14,11 @@ from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.always import rows
+from attention_conformance.implementations.discovery.always import rows, with_premises
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.narrow_windows import refuse_chunks_apart
 from attention_conformance.implementations.discovery.modules.promises import has_published_interface
 from attention_conformance.implementations.discovery.modules.template import Variant, output_of_problem
 from attention_conformance.implementations.discovery.probe import Floats, near
@@ -23,6 +26,7 @@ from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import INPUTS
 from attention_conformance.spec.inputs import build
+from attention_conformance.spec.premises import NO_PREMISES
 from attention_conformance.spec.problem import Array, Problem
 
 MUCH = 0.25
@@ -32,6 +36,9 @@ SCALES, POINTS, TIMES = (1.0 / 8.0, 8.0), 25, 5
 EXPLAINED, SAME_FACTOR = 1e-3, 1e-2
 """The share of an answer that a factor may leave over, and how far two of them may be apart that are the same."""
 
+SCALED_ROTATIONS = re.compile(r"yarn|\bntk|(rope|rotary)_?scal|llama3_?rope|longrope", re.IGNORECASE)
+"""What the text of a class has whose rotations are slower than usual, by rules that the suite does not know."""
+
 
 def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, variant: Variant | None) -> None:
     """Refuses what answers as no attention that is known, and has more in it, or elsewhere, than a mistake explains.
@@ -40,13 +47,18 @@ def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, v
         TargetError: it is such a one.
     """
     published = isinstance(make.kind, type) and has_published_interface(make.kind)
-    if published or (variant is not None and variant.known):
+    if published:
+        return
+    refuse_chunks_apart(make, check)
+    if variant is not None and variant.known:
         return
     if variant is None:
         _refuse_small_heads(make, call)
     problem = _problem(check)
     if problem is None:
         return
+    if _scales_rotations(make.kind) and with_premises(check, NO_PREMISES)[0].claims.premises.rotary_base is None:
+        raise TargetError(f"its text names scaled rotations, whose angles are unknown: {REMEDY}")
     if _has_more_than_values(check, problem):
         raise TargetError(f"its answer depends on its inputs without their values, too: {REMEDY}")
     if all(_reads_elsewhere(check, each) for each in (problem, _problem(check, 1) or problem)):
@@ -54,6 +66,10 @@ def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, v
     if make.held and (scale := _own_scale(check)):
         given = ", ".join(repr(path) for path in make.held)
         raise TargetError(f"its scores are {scale:.3g} times the usual ones, next to {given}: {REMEDY}")
+
+
+def _scales_rotations(kind: object) -> bool:
+    return bool(SCALED_ROTATIONS.search(safe_call(lambda: inspect.getsource(kind)).value or ""))  # type: ignore[arg-type]
 
 
 def _refuse_small_heads(make: Constructor, call: ModuleCall) -> None:

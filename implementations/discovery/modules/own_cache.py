@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from attention_conformance.implementations.adapters.tensors import Tensors
+from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.neutrals import IDS, POSITION_WORDS, TABLE_WORDS, words_of
 from attention_conformance.spec.problem import Problem
@@ -54,8 +55,18 @@ class InPieces:
         method, sizes = self.prepared
         if method:
             getattr(module, method)(**{n: size or len(given["query"]) for n, size in sizes.items()})
-        if tokens < LEAST or any(getattr(problem, name) is not None for name in ("attn_mask", "key_padding_mask")):
+        masked = any(getattr(problem, name) is not None for name in ("attn_mask", "key_padding_mask"))
+        if tokens < LEAST or masked or (problem.extension.has_dropout and module.training):
             return self.call(module, given, problem)
+        mode = module.training
+        in_mode(module, False)  # in which some modules use their cache alone
+        try:
+            return self._in_pieces(module, given, problem)
+        finally:
+            in_mode(module, mode)
+
+    def _in_pieces(self, module: nn.Module, given: Tensors, problem: Problem) -> torch.Tensor:
+        tokens = given["query"].shape[1]
         cuts, outputs, past = (0, (tokens - 1) // 2, tokens - 1, tokens), [], None
         for start, stop in pairwise(cuts):
             if start == stop:

@@ -134,6 +134,24 @@ def test_lengths_that_the_flag_refuses_are_a_limit_under_it() -> None:
     assert fitted.sizes.query_length == 7
 
 
+def rising(query: Tensor, key: Tensor, value: Tensor, causal: str | None = None, scale: float | None = None) -> Tensor:
+    if causal not in (None, "top-left"):
+        raise ValueError(causal)
+    if scale is not None and scale < 0.0:
+        raise ValueError("the scale must not be negative")
+    return scaled_dot_product_attention(query, key, value, is_causal=causal is not None, scale=scale)
+
+
+def test_a_flag_and_scales_that_its_own_statements_refuse_are_not_claimed() -> None:
+    candidate = function_candidate("rising", rising, {}, "cpu")
+    assert "a scale below 0 not claimed: ValueError: the scale must not be negative" in candidate.about
+    assert isinstance(fit(replace(ODD, scale=-0.5), candidate.claims), Unsupported)
+    assert fit(replace(ODD, scale=0.0), candidate.claims) == replace(ODD, scale=0.0)
+    assert candidate.findings == {"causal": "not judged: it raises ValueError: True"}
+    (otherwise,) = run(candidate, ("relations.alternatives",), ("float32",))
+    assert otherwise.status is Status.PASS
+
+
 def test_arrays_of_another_dtype_are_a_limit() -> None:
     def promotes(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
         scores = query @ np.swapaxes(key, -1, -2) / np.sqrt(query.shape[-1])

@@ -7,7 +7,7 @@ from attention_conformance.implementations.discovery.targets.loading import Targ
 from attention_conformance.spec.premises import Premises
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
 
 CACHED = """
 class f(nn.Module):
@@ -108,16 +108,17 @@ class f(nn.Module):
         q, k, v = (split(each, self.h) for each in (self.q(x), *self.kv(x).chunk(2, -1)))
         if self.held is not None:
             k, v = torch.cat([self.held[0], k], 2), torch.cat([self.held[1], v], 2)
-        self.held = k.detach(), v.detach()
+        self.held = (k.detach(), v.detach()) if {kept} else None
         later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu({first})
         s = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf)
         return self.out((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
 """
 
 
+@pytest.mark.parametrize("kept", ["True", "not self.training"])
 @pytest.mark.parametrize(("first", "wrong"), [("k.shape[2] - q.shape[2] + 1", False), ("1", True)])
-def test_a_cache_that_it_holds_is_emptied_before_each_sequence(make: Make, first: str, wrong: bool) -> None:
-    made = make(HOLDING.format(first=first))
+def test_a_cache_that_it_holds_is_emptied_before_each_sequence(make: Make, first: str, wrong: bool, kept: str) -> None:
+    made = make(HOLDING.format(first=first, kept=kept))
     assert "in pieces after reset_cache()" in made.alternatives
     (plain, otherwise) = run(made, ("causal.square", "relations.alternatives"), ("float32",))
     assert {plain.status, otherwise.status} == ({Status.PASS, Status.FAIL} if wrong else {Status.PASS})
@@ -142,6 +143,58 @@ def test_windows_side_by_side_are_no_narrow_one(make: Make, monkeypatch: pytest.
     monkeypatch.setattr(narrow_windows, "MOST_NUMBERS", 10)
     with pytest.raises(TargetError, match="stand side by side"):
         make(text)
+
+
+CHUNKS = """
+class f(nn.Module):
+    \"""Causal.\"""
+    def __init__(self, dim, heads, chunk=8):
+        super().__init__()
+        self.h, self.qkv, self.out, self.chunk = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim), chunk
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        outputs = []
+        for start in range(0, x.shape[1], self.chunk):
+            part, first = slice(start, start + self.chunk), {first}
+            places = torch.arange(x.shape[1])
+            seen = (places[part, None] >= places) & (places >= first)
+            outputs.append(attend(q[:, :, part], k, v, seen)[0])
+        return self.out(torch.cat(outputs, 2).transpose(1, 2).flatten(2))
+"""
+
+
+def test_what_computes_in_chunks_is_judged(make: Make) -> None:
+    assert_conforms(make(CHUNKS.format(first="0")))
+
+
+def test_chunks_that_see_no_others_may_be_meant(make: Make) -> None:
+    with pytest.raises(TargetError, match="its queries see the keys of their own chunk=8 tokens alone"):
+        make(CHUNKS.format(first="start"))
+
+
+SLOWER = """
+class f(nn.Module):
+    def __init__(self, dim, heads, factor={factor}):
+        super().__init__()
+        self.h, self.qkv, self.out, self.ntk_factor = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim), factor
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        rates = 10000.0 ** -(torch.arange(0, q.shape[-1], 2) / q.shape[-1]) / self.ntk_factor
+        angles = torch.outer(torch.arange(x.shape[1]), rates).to(x)
+        def turned(x):
+            a, b = x.chunk(2, -1)
+            return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+        return self.out(attend(turned(q), turned(k), v)[0].transpose(1, 2).flatten(2))
+"""
+
+
+def test_usual_rotations_are_judged_whatever_the_text_names(make: Make) -> None:
+    assert make(SLOWER.format(factor="1.0")).claims.premises.rotary_base == 10000.0
+
+
+def test_rotations_at_rates_that_the_suite_does_not_know_are_no_mistake(make: Make) -> None:
+    with pytest.raises(TargetError, match="its text names scaled rotations, whose angles are unknown"):
+        make(SLOWER.format(factor="8.0"))
 
 
 @pytest.mark.parametrize(("training", "wrong"), [("self.training", False), ("True", True)])
