@@ -32,6 +32,8 @@ def left_out(make: Constructor, call: ModuleCall) -> list[str]:
     outside += [f"{n!r} ({each})" for n, each in call.tables.items() if each in ADDITIVE or each in ROTATIONS]
     outside += [f"{call.unread!r}, which changes nothing"] if call.unread else []
     outside += ["the input that it adds"] if call.tap else []
+    refused = call.always.get(call.options.spelled.get("need_weights", "")) is False
+    outside += ["returned weights, which it refuses"] if refused else []
     outside += [repr(name) for name in never_given(make.kind, call)]
     more = [f"and {len(outside) - MOST_NAMED} more"] if len(outside) > MOST_NAMED else []
     built = [f"built with {', '.join(flags)}"] if flags else []

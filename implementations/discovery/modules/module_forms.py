@@ -39,6 +39,7 @@ from attention_conformance.implementations.discovery.modules.slots import roles_
 from attention_conformance.implementations.discovery.modules.template import Variant
 from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.implementations.discovery.vocabulary import WEIGHTS_RETURNED
 from attention_conformance.spec.conventions import Polarity
 
 KEY_WIDTH, VALUE_WIDTH = 10, 11
@@ -104,7 +105,7 @@ def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
     needed = list(islice(with_needed(calls, make.kind), MOST_CALLS))
     looks = looked_at(make)
     first = next(looks)
-    usual = [(first, calls, False), (first, needed, False)]
+    usual = [(first, each, False) for each in (calls, needed, _without_weights(calls))]
     elsewhere = ((look, few, False) for look in looks for few in (calls[:FEW_CALLS], needed[:FEW_CALLS]))
     for look, several, any_error in chain(usual, elsewhere, [(first, calls[:1], len(calls) == 1)]):
         if look is not first and not isinstance(refused, OwnRefusalError):
@@ -115,6 +116,13 @@ def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
             refused = _telling(refused, error)
     assert refused is not None
     raise refused
+
+
+def _without_weights(calls: list[ModuleCall]) -> list[ModuleCall]:
+    """The calls that ask for weights, which may be refused, without asking for any."""
+    asked = {option: call.options.spelled.get(option) for call in calls[:1] for option in WEIGHTS_RETURNED}
+    flags = {name: not WEIGHTS_RETURNED[option] for option, name in asked.items() if name is not None}
+    return [replace(call, always={**call.always, **flags}) for call in calls if flags]
 
 
 def _forms_of(make: Constructor, calls: list[ModuleCall], any_error: bool) -> Iterator[Form]:

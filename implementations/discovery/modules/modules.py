@@ -385,7 +385,7 @@ def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
         yield WITHOUT_WEIGHTS, plan.run(without)
         fast = plan.run(without, evaluating=True, context=torch.inference_mode)
         yield "without weights, in evaluation and inference mode", fast
-    if {"need_weights", "average_attn_weights"} <= set(spelled):
+    if {"need_weights", "average_attn_weights"} <= set(spelled) and call.always.get(spelled["need_weights"]):
         always = {spelled["need_weights"]: True, spelled["average_attn_weights"]: True}
         yield "with averaged weights", plan.run(replace(call, always=always), extras={1: "averaged_weights"})
     if published and isinstance(kind, type) and takes_float_padding(kind, call.options.named.spelled):

@@ -149,6 +149,16 @@ def test_what_raises_in_an_own_module_is_not_claimed(make: Make, body: str, clai
     assert failing(made, "modules.saved", "modules.copied", "modules.strided-parameters") == set()
 
 
+def test_weights_that_its_own_statement_refuses_are_not_asked_for(make: Make) -> None:
+    refusing = COPY.replace(
+        "        flat = q", "        assert not need_weights, 'weights are not kept'\n        flat = q"
+    )
+    made = make(refusing, "Copy")
+    assert "judged without returned weights, which it refuses" in made.about
+    assert Feature.WEIGHTS not in made.claims
+    assert not failing(made, "relations.alternatives", "heads.independent")
+
+
 FUNCTION = """
 def right(query, key, value, attn_mask=None):
     s = query @ key.mT / query.shape[-1] ** 0.5
