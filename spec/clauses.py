@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.premises import Premise
+from attention_conformance.spec.problem import HALF
 
 CHAPTERS = Path(__file__).parent / "chapters"
 
@@ -24,7 +25,7 @@ _LAST = ("head-gates", "modules", "conventions")
 _SERVED = ("merge", "qk-norm", "rotary-tables", "paged", "quantised", "bucketed-bias", "latent")
 _NUMBERS = {name: number for number, name in enumerate(_FIRST + _THEN + _FAMILY + _LAST + _SERVED, start=1)}
 _REQUIRED = ("level", "features", "sources")
-_FIELDS = (*_REQUIRED, "scope", "equation", "status", "presumes")
+_FIELDS = (*_REQUIRED, "scope", "equation", "status", "presumes", "kernels")
 _PAPERS = (
     "Vaswani 2017",
     "Higham 2002",
@@ -95,8 +96,14 @@ class Clause:
     """The premises without which alone it holds."""
     measured: bool
     """Checked by the benchmarks; not part of a verdict of conformance."""
+    kernels: Level
+    """The level for what takes half types alone."""
     file: str
     line: int
+
+    def level_for(self, dtypes: Iterable[str]) -> Level:
+        """How binding it is for what takes these dtypes."""
+        return self.kernels if set(dtypes) <= set(HALF) else self.level
 
 
 @dataclass(frozen=True)
@@ -241,6 +248,7 @@ def _clause(chapter: str, heading: _Line, body: list[_Line], tags: frozenset[str
         errata=tuple(_erratum(item) for item in paragraphs if item.text.startswith("Erratum")),
         presumes=_presumed(values.get("presumes")),
         measured=_measured(values.get("status")),
+        kernels=_choice(values["kernels"], Level) if "kernels" in values else level,
         file=heading.file,
         line=heading.number,
     )

@@ -92,7 +92,7 @@ def _explained(verdict: Verdict) -> str:
     assert verdict.failure is not None
     clause, case = load()[verdict.clause], Case.from_json(verdict.failure.case)
     return (
-        f"{verdict.clause} ({clause.level}): {clause.statement}\n"
+        f"{verdict.clause} ({verdict.level}): {clause.statement}\n"
         f"  {verdict.implementation} in {verdict.dtype}: {verdict.failure.message}\n"
         f"  {verdict.failed} of {verdict.checks} checks fail; the plainest case: {case}"
     )

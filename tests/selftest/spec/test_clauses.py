@@ -85,6 +85,7 @@ def test_a_clause_has_all_fields_of_its_section(tmp_path: Path) -> None:
         errata=("Erratum (B): the source says this, and the truth is that.", "Erratum (A, C): they say nothing."),
         presumes=frozenset(),
         measured=False,
+        kernels=Level.MUST,
         file="scores.md",
         line=5,
     )
@@ -94,6 +95,13 @@ def test_a_clause_without_optional_fields_and_one_with_others(tmp_path: Path) ->
     clause = load(written(tmp_path, scores=CHAPTER))["scores.two"]
     assert (clause.scope, clause.equation, clause.errata, clause.measured) == (None, None, (), True)
     assert clause.presumes == {Premise.CAUSAL, Premise.WINDOW}
+
+
+def test_a_clause_may_bind_what_takes_half_types_alone_more(tmp_path: Path) -> None:
+    text = CHAPTER.replace("- status: measured", "- status: measured\n- kernels: MUST")
+    clause = load(written(tmp_path, scores=text))["scores.two"]
+    assert clause.level_for(("float32", "bfloat16")) is Level.MAY
+    assert clause.level_for(("float16", "bfloat16")) is Level.MUST
 
 
 def test_scope_any_is_both_scopes(tmp_path: Path) -> None:
