@@ -148,11 +148,12 @@ def answer_of(
 ) -> Result:
     """What a module that holds the problem's parameters answers, in the mode that the problem needs."""
     with seeded(problem):
-        with _in_its_mode(module, problem), context(), torch.set_grad_enabled(problem.cotangent is not None):
-            mode, before = module.training, forms(given)
-            answer = call(module, given, problem)
-            disturbed = differing(before, forms(given)) + _moved(module, where, given, mode)
-        gradients = _gradients(problem, module, where, given, output_of(answer), twice)
+        with _in_its_mode(module, problem):  # also in the backward pass, in which checkpoints compute once more
+            with context(), torch.set_grad_enabled(problem.cotangent is not None):
+                mode, before = module.training, forms(given)
+                answer = call(module, given, problem)
+                disturbed = differing(before, forms(given)) + _moved(module, where, given, mode)
+            gradients = _gradients(problem, module, where, given, output_of(answer), twice)
         return result_of(answer, extras, to_array, gradients=gradients, disturbed=disturbed)
 
 

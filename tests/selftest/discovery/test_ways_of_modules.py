@@ -202,6 +202,27 @@ def test_dropout_is_off_in_evaluation_mode_however_its_rate_is_held(make: Make, 
     assert fails(make, DROPPING.format(training=training)) is wrong
 
 
+CHECKPOINTED = """
+from torch.utils.checkpoint import checkpoint
+class f(nn.Module):
+    def __init__(self, dim, heads, dropout=0.0):
+        super().__init__()
+        self.h, self.rate = heads, dropout
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+    def core(self, q, k, v):
+        w = F.dropout((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1), self.rate, self.training)
+        return w @ v
+    def forward(self, x):
+        q, k, v = (split(each(x), self.h) for each in (self.q, self.k, self.v))
+        return self.o(checkpoint(self.core, q, k, v, use_reentrant=False).transpose(1, 2).flatten(2))
+"""
+
+
+def test_the_mode_is_the_same_where_a_backward_pass_computes_once_more(make: Make) -> None:
+    (dropped,) = run(make(CHECKPOINTED), ("dropout.evaluation",), ("float32",))
+    assert (dropped.status, dropped.failed) == (Status.PASS, 0)
+
+
 UNSCALED = """
 class NAME(nn.Module):
     def __init__(self, dim, heads):
