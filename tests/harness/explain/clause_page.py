@@ -34,7 +34,8 @@ def _scope(clause: Clause) -> str:
     scope = "any implementation" if clause.scope is None else f"an implementation of the {clause.scope} level"
     measured = ". It is measured by the benchmarks, and is no part of a verdict" if clause.measured else ""
     presumed = f", unless it is always {' or '.join(sorted(clause.presumes))}" if clause.presumes else ""
-    return f"{scope} that claims {' and '.join(sorted(clause.features))}{presumed}{measured}"
+    kernels = "" if clause.kernels is clause.level else f"; a {clause.kernels} for what takes half types alone"
+    return f"{scope} that claims {' and '.join(sorted(clause.features))}{presumed}{measured}{kernels}"
 
 
 def _defects(clause: Clause) -> Iterator[str]:
