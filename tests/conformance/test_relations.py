@@ -42,6 +42,7 @@ ALTERNATIVES = (
     Case(seed=124, mask=MaskKind.BOOL, padding=Padding.RIGHT),
     Case(seed=125, mask=MaskKind.FLOAT, padding=Padding.LEFT),
     Case(seed=128, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS),
+    Case(seed=129).sized(query_length=7).extended(window_left=3, window_right=3),
 )
 OF_SAMPLES = Case(seed=126, causal=True, padding=Padding.LENGTHS).sized(batch=3, query_length=2, key_length=11)
 WITH_LENGTHS = (OF_SAMPLES, replace(OF_SAMPLES, seed=127).extended(page_size=4))

@@ -8,11 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from attention_conformance.implementations.adapters.jax_programs import Compiled
 from attention_conformance.implementations.api.contract import Claims, Implementation, any_case
 from attention_conformance.implementations.discovery.always import corner_as_seen, with_premises, without_broken_lengths
 from attention_conformance.implementations.discovery.claim_checks import (
     EVERYWHERE,
     MASKED,
+    PLAIN,
     ClaimCheck,
     check_answer,
     check_not_alone,
@@ -71,7 +73,7 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
     without_refused_lengths,
 )
 from attention_conformance.implementations.discovery.shipped.shipped import ShippedCall, as_shipped, with_cache
-from attention_conformance.implementations.discovery.shipped.shipped_others import interfaces
+from attention_conformance.implementations.discovery.shipped.shipped_others import ONE_NUMBER, interfaces
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
@@ -95,6 +97,7 @@ if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.functions.laid_out import LaidOut
 
 torch = optional("torch")
+EVEN_WINDOW = PLAIN.extended(window_left=2, window_right=2)
 ALWAYS = EVERYWHERE | {Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}
 """What every function of query, key and value is assumed to offer, unless a call shows that it does not."""
 
@@ -295,11 +298,14 @@ def _implementation(
     own = check.function.options.spelled.get("bool_mask") or check.function.options.spelled.get("key_padding_mask", "")
     if own and not check.function.true_as and states_integers(getattr(whole, "function", whole), own):
         alternatives["with its masks as integers"] = make(Chosen(replace(check.function, integers=True), positions))
-    if isinstance(shipped := check.function.function, ShippedCall) and shipped.flag and extras:
-        alone = replace(check.function, function=shipped.without_log_sum_exp())
+    shipped, wrapped = (whole.function, Compiled) if isinstance(whole, Compiled) else (whole, lambda each: each)
+    if isinstance(shipped, ShippedCall) and shipped.flag and extras:
+        alone = replace(check.function, function=wrapped(shipped.without_log_sum_exp()))
         alternatives["without its log-sum-exp"] = make(Chosen(alone), extras=())
     if isinstance(shipped, ShippedCall | Served):
-        others = {way: replace(check.function, function=other) for way, other in shipped.other_ways().items()}
+        others = {way: replace(check.function, function=wrapped(o)) for way, o in shipped.other_ways().items()}
+        if ONE_NUMBER in others and replace(check, function=others[ONE_NUMBER]).run(EVEN_WINDOW).error:
+            del others[ONE_NUMBER]
         alternatives |= {way: make(Chosen(other, positions)) for way, other in others.items()}
     claims = replace(claims, features=claims.features.union(EXTRA_FEATURES[extra] for extra in names))
     made = Implementation(name, claims, make(chosen), alternatives=alternatives, stated=check.stated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -127,6 +128,22 @@ def jax_nn(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str
     return joined(output.swapaxes(1, 2), *(log.swapaxes(1, 2) for log in logs))
 
 
+def jax_nn_by_one_number(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    """The same, with a window of equal sides as one number."""
+    left, right = options.get("window_size", (None, None))
+    plain = (
+        replace(shipped, function=_joining_sides(shipped.function)) if left is not None and left == right else shipped
+    )
+    return jax_nn(plain, query, key, value, options)
+
+
+def _joining_sides(function: Callable[..., Any]) -> Callable[..., Any]:
+    def joined_sides(*inputs: Any, local_window_size: tuple[int, int], **options: Any) -> Any:
+        return function(*inputs, local_window_size=local_window_size[0], **options)
+
+    return joined_sides
+
+
 def from_the_real_end(case: Case) -> Case | Unsupported:
     """The fit of lengths with which the last query stands at the last real key, where they meet the causal flag."""
     fitted = lengths_of_samples(case)
@@ -163,6 +180,8 @@ def flex(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, 
 SCORED = {"attn_mask": "block_mask", "key_padding_mask": "block_mask", "is_causal": "block_mask", "scale": "scale"}
 SCORED |= dict.fromkeys(("window_size", "query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k"), "block_mask")
 SCORED |= dict.fromkeys(("softcap", "alibi_slopes", "relative_bias", "query_start"), "score_mod")
+ONE_NUMBER = "with one number as its window"
+"""A way in which some functions of an interface can be called, and others raise."""
 
 OTHERS = (
     Interface(
@@ -210,6 +229,7 @@ OTHERS = (
         },
         {"softmax-precision": "float32"},
         fit=lengths_of_samples,
+        ways={ONE_NUMBER: (frozenset({"local_window_size"}), jax_nn_by_one_number)},
     ),
     Interface(
         "ONNX Attention",

@@ -1,5 +1,6 @@
 """Interfaces of shipped kernels: their functions are judged as they are, right ones conform, wrong ones are caught."""
 
+import inspect
 import itertools
 from collections.abc import Callable
 from functools import cache, wraps
@@ -273,6 +274,34 @@ def test_a_port_with_tensors_gets_its_lengths_as_tensors() -> None:
     made = wrapped("dot_product_attention", dot_product_attention, {}, "cpu")
     assert Feature.VALID_LENS in made.claims.features
     assert not failing(made, ("masks.valid-lens",), "float32")
+
+
+def in_windows(each_side: Callable[[int], int] | None) -> Callable[..., torch.Tensor]:
+    """The same with windows, of which one in one number is so wide on each side; None: it has to be a pair."""
+
+    def windowed(*inputs: torch.Tensor, local_window_size: Any = None, **options: Any) -> torch.Tensor:
+        query, key = inputs[:2]
+        seen = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool)
+        if local_window_size is not None:
+            if isinstance(local_window_size, int) and each_side is not None:
+                local_window_size = (each_side(local_window_size),) * 2
+            left, right = local_window_size
+            seen = seen.triu(-left).tril(right)
+        given = options.get("mask")
+        options["mask"] = seen[None, None] & (True if given is None else given)
+        return dot_product_attention(*inputs, **options)
+
+    windowed.__signature__ = inspect.signature(dot_product_attention)  # type: ignore[attr-defined]
+    return windowed
+
+
+@pytest.mark.parametrize(
+    ("each_side", "wrong"), [(lambda width: width, False), (None, False), (lambda width: width // 2, True)]
+)
+def test_a_window_in_one_number_is_as_wide_on_each_side(each_side: Callable[[int], int] | None, wrong: bool) -> None:
+    made = wrapped("windowed", in_windows(each_side), {}, "cpu")
+    assert ("with one number as its window" in made.alternatives) is (each_side is not None)
+    assert failing(made, ("relations.alternatives",), "float32") == ({"relations.alternatives"} if wrong else set())
 
 
 def in_slots(ignored: bool) -> Callable[..., torch.Tensor]:
