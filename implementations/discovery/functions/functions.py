@@ -226,11 +226,12 @@ def _usual_candidate(
         check, masks = with_mask_form(check, kind)
     elif not interface:
         check, masks = without_refused_masks(with_all_axes(check, kind))
-    check, flag = (check, []) if interface else without_refused_flag(check)
+    published_flag = options.spelled.get("is_causal") == PUBLISHED_FLAG
+    check, flag = (check, []) if interface or published_flag else without_refused_flag(check)
     check, ignored = without_ignored(check, options)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *flag, *lengths, *ignored]
-    promised = options.spelled.get("is_causal") == PUBLISHED_FLAG and not chooses_corner(whole)
+    promised = published_flag and not chooses_corner(whole)
     if not interface and not promised and "causal-alignment" not in settings:
         check = corner_as_seen(check)
     given = any("row" in key for key in (*settings, *documented))
