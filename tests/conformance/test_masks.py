@@ -34,7 +34,7 @@ TRIANGLE = Case(seed=15, mask=MaskKind.BOOL, mask_shape=MaskShape.SHARED, patter
 RULES = replace(TRIANGLE, seed=0, pattern=Pattern.RULES).sized(query_length=7, key_length=7)
 MIDDLE = Case(seed=19, mask=MaskKind.BOOL, pattern=Pattern.MIDDLE).sized(batch=3)
 NEARLY = replace(MIDDLE, seed=20, pattern=Pattern.NEARLY_TRIANGLE).sized(query_length=7)
-"""Masks whose first and last samples, heads, rows and columns, and whose diagonal, tell nothing of what they hide."""
+"""Masks whose first and last samples, heads, rows and columns, and whose diagonal, do not show what they hide."""
 OF_REAL = Case(seed=18).sized(batch=4).extended(query_lens=True)
 """Samples have all queries, some, or none."""
 EMPTY_LENGTHS = Case(padding=Padding.EMPTY_LENGTHS)

@@ -17,6 +17,7 @@ import numpy as np
 
 from attention_conformance.implementations.adapters.tensors import to_tensor
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.always import SAME
 from attention_conformance.implementations.discovery.claim_checks import PROBED
 from attention_conformance.implementations.discovery.functions.calls import IS_KIND, KINDS, wide
 from attention_conformance.implementations.discovery.functions.given_sizes import counts
@@ -41,7 +42,6 @@ FEW = 3
 """Groups of probes that are tried at least: another size may show a better storage."""
 MOST = 5
 """Points of what behaves as attention in every respect."""
-SAME = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 BOTH = ("BLHD", "BHLD")
 PACKED = ("THD", "HTD")
 SINGLE = ("BHD", "B1HD", "BH1D", "BE")
@@ -237,7 +237,7 @@ def _completed(found: Probe) -> Served:
 
 
 def _stands_at_end(found: Probe) -> bool:
-    """Whether, told to be causal or always so, its first query sees keys up to the one at its place, and no more."""
+    """Whether its first query, causal by a flag or always, sees keys up to the one at its place, and no more."""
     if found.served.storage.single:
         return False
     flag = {"causal": True} if "causal" in found.served.passed else {}

@@ -55,8 +55,8 @@ OF_VALUE = {"v", "value", "values", "xv", "vs"}
 OF_KEYS = OF_KEY | {"kv", "context", "ctx", "cache", "cached", "memory", "past"}
 STORED = {"cache", "caches", "cached", "page", "pages", "paged", "pool", "pools", "blocks", "buffer", "past"}
 NEW = {"new", "cur", "current", "append", "fresh"}
-BESIDES = STORED | NEW | {"state", "states", "packed", "in", "all", "data", "tensor", "ptr"}
-"""Words beside the role in the names of inputs."""
+AROUND = STORED | NEW | {"state", "states", "packed", "in", "all", "data", "tensor", "ptr"}
+"""Words next to the role in the names of inputs."""
 COUNTED = {"len", "lens", "length", "lengths"}
 CUMULATIVE = {"cu", "cum", "cumulative", "cumsum", "indptr", "offsets"}
 MOST = {"max", "longest"}
@@ -86,7 +86,7 @@ def part_of(name: str) -> Part | None:
 
 
 def _input_of(words: set[str]) -> Part | None:
-    rest = words - BESIDES
+    rest = words - AROUND
     if rest in ({"kv"}, {"key", "value"}, {"k", "v"}) and not words & {"block", "page"}:
         return Part.PAIR
     if rest in ({"qkv"}, {"q", "k", "v"}):
@@ -164,11 +164,14 @@ def inputs_in(parts: Mapping[str, Part]) -> tuple[Part, ...]:
 
 def serves(parts: Mapping[str, Part]) -> bool:
     """Whether its names alone state that it serves: it reads a cache or pages, or documents one after another."""
-    stored = any(part in (Part.KEY, Part.PAIR) and words_in(name) & STORED for name, part in parts.items())
-    return bool(inputs_in(parts)) and (stored or bool(OF_CACHES & {*parts.values()}))
+    return bool(inputs_in(parts)) and (_stored(parts) or bool(OF_CACHES & {*parts.values()}))
 
 
 def reads_cache(parts: Mapping[str, Part]) -> bool:
     """Whether its keys are those of a cache, by their names or as they lie in pages: its queries stand at their end."""
-    stored = any(part in (Part.KEY, Part.PAIR) and words_in(name) & STORED for name, part in parts.items())
-    return stored or bool({Part.TABLE, Part.PAGES, Part.NEW_KEY} & {*parts.values()})
+    return _stored(parts) or bool({Part.TABLE, Part.PAGES, Part.NEW_KEY} & {*parts.values()})
+
+
+def _stored(parts: Mapping[str, Part]) -> bool:
+    """Whether the names of its keys state that they are stored."""
+    return any(part in (Part.KEY, Part.PAIR) and bool(words_in(name) & STORED) for name, part in parts.items())

@@ -120,8 +120,8 @@ def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
 
 def _without_weights(calls: list[ModuleCall]) -> list[ModuleCall]:
     """The calls that ask for weights, which may be refused, without asking for any."""
-    asked = {option: call.options.spelled.get(option) for call in calls[:1] for option in WEIGHTS_RETURNED}
-    flags = {name: not WEIGHTS_RETURNED[option] for option, name in asked.items() if name is not None}
+    names = {option: call.options.spelled.get(option) for call in calls[:1] for option in WEIGHTS_RETURNED}
+    flags = {name: not WEIGHTS_RETURNED[option] for option, name in names.items() if name is not None}
     return [replace(call, always={**call.always, **flags}) for call in calls if flags]
 
 

@@ -61,7 +61,7 @@ from attention_conformance.spec.problem import Array, Problem
 OVER_TOKENS = ("groupnorm", "instancenorm", "batchnorm")
 """In the names of classes that may divide by the size of several tokens together."""
 WINDOWS = 4
-"""Of an image, two beside each other, where a module divides images itself."""
+"""Of an image, two in a row, where a module divides images itself."""
 OF_COUNTS = {"len", "lens", "length", "lengths"}
 """Words in the names of what counts tokens of each sample."""
 WIDE = "float64"

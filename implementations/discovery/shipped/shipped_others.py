@@ -131,10 +131,9 @@ def jax_nn(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str
 def jax_nn_by_one_number(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
     """The same, with a window of equal sides as one number."""
     left, right = options.get("window_size", (None, None))
-    plain = (
-        replace(shipped, function=_joining_sides(shipped.function)) if left is not None and left == right else shipped
-    )
-    return jax_nn(plain, query, key, value, options)
+    if left is not None and left == right:
+        shipped = replace(shipped, function=_joining_sides(shipped.function))
+    return jax_nn(shipped, query, key, value, options)
 
 
 def _joining_sides(function: Callable[..., Any]) -> Callable[..., Any]:

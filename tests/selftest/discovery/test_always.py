@@ -229,7 +229,7 @@ class Layer(nn.Module):
         self.heads = heads
         self.qkv, self.out = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
 
-    def turned(self, x):
+    def rotated(self, x):
         at, pairs = torch.arange(x.shape[-2], dtype=DTYPE).float(), torch.arange(0, x.shape[-1], 2).float()
         cos, sin = ((f(at[:, None] * 10000.0 ** (-pairs / x.shape[-1]))).to(x.dtype) for f in (torch.cos, torch.sin))
         first, second = x.chunk(2, -1)
@@ -237,7 +237,7 @@ class Layer(nn.Module):
 
     def forward(self, x):
         q, k, v = (split(y, self.heads) for y in self.qkv(x).chunk(3, -1))
-        return self.out(attend(self.turned(q), self.turned(k), v, causal=True)[0].transpose(1, 2).flatten(2))
+        return self.out(attend(self.rotated(q), self.rotated(k), v, causal=True)[0].transpose(1, 2).flatten(2))
 """
 
 

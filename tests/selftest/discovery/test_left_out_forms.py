@@ -1,4 +1,4 @@
-"""What a signature offers beside the form that is judged: masks of other ranks, and a second input."""
+"""What a signature offers next to the form that is judged: masks of other ranks, and a second input."""
 
 import numpy as np
 import pytest

@@ -92,7 +92,7 @@ def test_gates_and_gains_have_equations(make: Make, parts: str, answer: str, wro
 
 
 def test_a_part_without_a_known_equation_is_named(make: Make) -> None:
-    """A convolution of the values next to attention brings padded tokens to their neighbours, which is no mistake."""
+    """A convolution of the values next to attention brings padded tokens to adjacent ones, which is no mistake."""
     parts = "self.lepe = nn.Parameter(torch.zeros(dim // heads, 1, 3))"
     near = "nn.functional.conv1d(v.flatten(0, 1).mT, self.lepe, padding=1, groups=v.shape[-1])"
     answer = f"(s.softmax(-1) @ v + {near}.mT.reshape(v.shape))"

@@ -66,7 +66,7 @@ class f(nn.Module):
     def __init__(self, dim, heads):
         super().__init__()
         self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-    def turned(self, x, at):
+    def rotated(self, x, at):
         a, b = x.chunk(2, -1)
         turns = at[:, None, :, None] * 10000.0 ** -(torch.arange(a.shape[-1]) / a.shape[-1])
         return torch.cat([a * turns.cos() - b * turns.sin(), b * turns.cos() + a * turns.sin()], -1)
@@ -76,7 +76,7 @@ class f(nn.Module):
         past = 0 if past_kv is None else past_kv[0].shape[2]
         if position_ids is None:
             position_ids = {first} + torch.arange(x.shape[1])[None]
-        q, k = self.turned(q, position_ids), self.turned(k, position_ids)
+        q, k = self.rotated(q, position_ids), self.rotated(k, position_ids)
         if past_kv is not None:
             k, v = torch.cat([past_kv[0], k], 2), torch.cat([past_kv[1], v], 2)
         later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(past + 1)
@@ -181,10 +181,10 @@ class f(nn.Module):
         q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
         rates = 10000.0 ** -(torch.arange(0, q.shape[-1], 2) / q.shape[-1]) / self.ntk_factor
         angles = torch.outer(torch.arange(x.shape[1]), rates).to(x)
-        def turned(x):
+        def rotated(x):
             a, b = x.chunk(2, -1)
             return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
-        return self.out(attend(turned(q), turned(k), v)[0].transpose(1, 2).flatten(2))
+        return self.out(attend(rotated(q), rotated(k), v)[0].transpose(1, 2).flatten(2))
 """
 
 

@@ -22,7 +22,7 @@ from attention_conformance.tests.harness.explain.diagnosis.observation import Ob
 from attention_conformance.tests.harness.explain.diagnosis.seen_keys import seen_keys
 from attention_conformance.tests.harness.explain.diagnosis.summed import summed
 from attention_conformance.tests.harness.explain.diagnosis.ways import along_ways
-from attention_conformance.tests.harness.explain.diagnosis.wholes import AS_BUILT, LATER, LOST, OF_FIRST
+from attention_conformance.tests.harness.explain.diagnosis.wholes import AS_BUILT, LATER, LOST
 
 EVALUATION = "in evaluation mode"
 
@@ -58,7 +58,7 @@ def test_dropout_along_one_way_is_named() -> None:
     def drops(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         return torch.dropout(Steps()(query, key, value, **options), 0.5, train=True)
 
-    assert with_way(drops).name == "dropout that was not asked for"
+    assert with_way(drops).name == "unexpected dropout"
 
 
 def test_what_fails_along_one_way_alone_is_diagnosed_there() -> None:
@@ -125,14 +125,14 @@ def test_sums_in_a_half_type_are_named(wide: torch.dtype, narrow: torch.dtype, n
 
 
 class Causal(nn.Module):
-    """A module that is right as a whole, and keeps keys and values as it is told."""
+    """A module that is right as a whole, and keeps keys and values as its fields state."""
 
     def __init__(self, keeps: bool = False) -> None:
         super().__init__()
         self.linear, self.keeps, self.held = nn.Linear(4, 4), keeps, dict[object, Tensor]()
 
     def forward(self, x: Tensor, context: Tensor, past: int = 0, back: int = 99) -> Tensor:
-        """Each token sees itself and earlier ones, as far back as told; in pieces, as many more as are past."""
+        """Each token sees itself and earlier ones, as far back as its window; in pieces, as many more as are past."""
         if self.keeps:
             context = self.held.setdefault(context.shape, context)
         scores = self.linear(x) @ context.mT
@@ -190,7 +190,7 @@ def test_keys_that_a_module_keeps_are_named() -> None:
     case = Case(seed=315).sized(batch=3, query_length=4, key_length=5)
     case = replace(case, module=ModuleForm(Sharing.NONE, 4, 4, 4, 4))
     found = of_whole(lambda: Causal(keeps=True), across, case, prefixes=False)
-    assert found.name == OF_FIRST
+    assert found.name == "keys and values of the first call in the second one"
     assert "from the second call" in found.pattern
 
 

@@ -86,10 +86,7 @@ def kept(implementation: Implementation, case: Case, dtype: str, device: str) ->
     rounds = [_kept_inputs(calls, case, LONGER + number) for number in range(ROUNDS)]
     same = [what for what in rounds[0] if all(what in each for each in rounds)]
     if same:
-        words = f"{same[0]} of the first call in the second one"
-        when = ("from the second call with the same sizes on",)
-        repair = f"Keep no {same[0]} between calls, or no longer than their inputs are the same."
-        return Diagnosis(words, ROUNDS, ROUNDS, agrees=ROUNDS, repair=repair, when=when)
+        return of_first_call(same[0], ROUNDS)
     for number, (what, change) in enumerate(LEFT.items()):
         longer = LONGER + ROUNDS * (number + 1)
         if all(_left_behind(calls, case, change, longer + each) for each in range(ROUNDS)):
@@ -97,6 +94,13 @@ def kept(implementation: Implementation, case: Case, dtype: str, device: str) ->
             repair = f"Change no buffer in a call that has a {what}: add it to a copy."
             return Diagnosis(f"{what} of an earlier call", ROUNDS, ROUNDS, agrees=ROUNDS, repair=repair, when=when)
     return None
+
+
+def of_first_call(what: str, seen: int) -> Diagnosis:
+    """That a second call answers with something of the first one, which was seen so often."""
+    repair = f"Keep no {what} between calls, or no longer than their inputs are the same."
+    when = ("from the second call with the same sizes on",)
+    return Diagnosis(f"{what} of the first call in the second one", seen, seen, agrees=seen, repair=repair, when=when)
 
 
 def _kept_inputs(calls: Calls, case: Case, longer: int) -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import answer
@@ -15,6 +14,7 @@ from attention_conformance.reference.expected import solve
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import Conventions
+from attention_conformance.spec.masks import Booleans
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis
 from attention_conformance.tests.harness.explain.diagnosis.observation import Observation, answered
@@ -24,12 +24,12 @@ CASES = 3
 """Failing cases that are looked at; at least two have to show the same."""
 CALLS = 40
 """Keys of all samples of a case, at most, that are moved one by one."""
+SHARE = 2.0**-7
+"""Of the largest number of an answer: by so much, at least, rows change that a moved key reaches."""
 OTHER_SAMPLES = "keys of other samples are seen"
 HIDDEN = "keys that {} hides are seen"
 BY_SAMPLES = "Let a query see the keys of its own sample alone."
 BY_MASK = "Put minus infinity in place of the scores of hidden keys, before the softmax."
-
-Booleans = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,6 @@ def _dependence(implementation: Implementation, each: Observation, device: str) 
         for token in range(seen.shape[1]):
             seen[:, token, :, token] = False
     return Dependence(problem, seen, np.asarray(allowed_keys(problem, implementation.claims.conventions)))
-
-
-SHARE = 2.0**-7
-"""Of the largest number of an answer: by so much, at least, rows change that a moved key reaches."""
 
 
 def _rows(implementation: Implementation, problem: Problem, device: str) -> Floats | None:

@@ -18,7 +18,7 @@ from attention_conformance.tests.harness.explain.diagnosis.observation import Ob
 from attention_conformance.tests.harness.explain.diagnosis.probes import PROBES
 
 ALTERNATIVES, EVALUATION = "relations.alternatives", "dropout.evaluation"
-DROPPED = "dropout that was not asked for"
+DROPPED = "unexpected dropout"
 NO_DROPOUT = "Drop nothing in evaluation mode: training=self.training in F.dropout, a rate of 0.0 elsewhere."
 AGAIN = 3
 """So many calls with the same inputs."""

@@ -6,32 +6,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attention_conformance.implementations.adapters.op_options import INPUTS
 from attention_conformance.implementations.api.contract import Implementation, Result
 from attention_conformance.implementations.api.safe_call import answer
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
+from attention_conformance.spec.masks import Booleans
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis, FailingCheck
+from attention_conformance.tests.harness.explain.diagnosis.kept import of_first_call
 from attention_conformance.tests.harness.explain.diagnosis.observation import answered
 from attention_conformance.tests.harness.judge.relations import changed
 
 AS_BUILT = "modules.as-built"
 WIDE = "float64"
-INPUTS = ("query", "key", "value")
 PREPOSITIONS = ("in ", "after ", "with ")
 ROUNDINGS = 1e-6
 """Of the largest number of an output: who moves a row by less does not reach it."""
-OF_FIRST = "keys and values of the first call in the second one"
-KEEP_NONE = "Keep no keys and values between calls, or no longer than their inputs are the same."
-FROM_SECOND = "from the second call with the same sizes on"
 LATER, LOST = "tokens are seen that are not seen otherwise", "tokens are not seen"
 COUNT_PAST = "Count the tokens of earlier pieces where later ones are hidden."
 JOIN_PAST = "Let a piece see all that was kept of earlier ones, as far as a window allows."
-
-Booleans = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,7 @@ def of_whole(implementation: Implementation, checks: Sequence[FailingCheck], dev
         return None
     first = min(found, key=lambda each: len(each.path))
     if _keeps(whole, problem, first):
-        return Diagnosis(OF_FIRST, 1, 1, agrees=1, repair=KEEP_NONE, when=(FROM_SECOND,))
+        return of_first_call("keys and values", 1)
     how = ", ".join(first.path)
     how = how if how.startswith(PREPOSITIONS) else f"with {how}"
     later = _later(whole, problem, first) if check.case.causal else ""
