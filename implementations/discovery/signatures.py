@@ -20,11 +20,13 @@ from attention_conformance.implementations.discovery.vocabulary import (
     INPUTS,
     KNOWN_NAMES,
     LENGTH_NAMES,
+    MASK_NAMES,
     OPTIONS,
     PARTNERS,
     ROLES,
     WEIGHTS_RETURNED,
     Option,
+    is_open_mask,
 )
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
@@ -301,18 +303,30 @@ def read_options(
     names = {p.name for p in inputs}
     rest = [p for p in signature.parameters.values() if p.name not in names]
     keywords = {p.name for p in rest if p.kind in _NAMED}
-    spelled = own_names(OPTIONS, keywords)
+    known = known_names(signature)
+    masks = {option: name for name in known.keys() - KNOWN_NAMES.keys() for option in ("bool_mask", "float_mask")}
+    spelled = masks | own_names(OPTIONS, keywords)
     hidden = set(swallowed) - set(spelled) if takes_any(signature, inspect.Parameter.VAR_KEYWORD) else set()
     spelled |= {option: swallowed[option] for option in sorted(hidden)}
     others = tuple(n for n in sorted(keywords - {*spelled.values()}) if HIDING_WORDS & {*n.lower().split("_")})
-    always, defaults, similar = _always(rest, keywords), _defaults(rest, spelled), _misspelled(keywords, spelled)
+    always, defaults = _always(rest, keywords, known), _defaults(rest, spelled)
+    similar = _misspelled(keywords - known.keys(), spelled)
     return Options(spelled, always, defaults, frozenset(hidden), similar, other_masks=others)
 
 
-def _misspelled(keywords: set[str], spelled: Mapping[str, str]) -> dict[str, str]:
+def known_names(signature: inspect.Signature) -> Mapping[str, str]:
+    """Every known name and an option that it takes; the one mask too that is none of them and is one by its words."""
+    named = [p for p in signature.parameters.values() if p.kind in _NAMED]
+    if any(p.name in (*MASK_NAMES, "attn_mask", "key_padding_mask") for p in named):
+        return KNOWN_NAMES
+    masks = [p.name for p in named if is_open_mask(p.name) and not isinstance(p.default, bool)]
+    return {**KNOWN_NAMES, masks[0]: "bool_mask"} if len(masks) == 1 else KNOWN_NAMES
+
+
+def _misspelled(unknown: set[str], spelled: Mapping[str, str]) -> dict[str, str]:
     """The known names that unknown parameters resemble, of options that the callable does not take otherwise."""
     missing = [name for name, option in KNOWN_NAMES.items() if option not in spelled and name not in LENGTH_NAMES]
-    similar = {name: get_close_matches(name, missing, 1, SIMILARITY) for name in sorted(keywords - set(KNOWN_NAMES))}
+    similar = {name: get_close_matches(name, missing, 1, SIMILARITY) for name in sorted(unknown)}
     return {name: matches[0] for name, matches in similar.items() if matches}
 
 
@@ -322,13 +336,13 @@ def _defaults(rest: Iterable[inspect.Parameter], spelled: Mapping[str, str]) -> 
     return defaults | {name: False for name in OPTIONS["is_causal"].parameters if name in defaults}
 
 
-def _always(rest: Iterable[inspect.Parameter], keywords: set[str]) -> dict[str, object]:
+def _always(rest: Iterable[inspect.Parameter], keywords: set[str], known: Mapping[str, str]) -> dict[str, object]:
     given = switched_off(p for p in rest if p.name in keywords)
     given |= {p.name: True for p in rest if p.name == "training" and p.name in keywords}
     for parameter in rest:
         if required(parameter) and parameter.name not in given:
-            if parameter.name not in keywords or parameter.name not in KNOWN_NAMES:
+            if parameter.name not in keywords or parameter.name not in known:
                 problem = f"it needs {parameter.name!r}, which the suite does not know"
                 raise TargetError(f"{problem}: give that a default, {ADAPTER}")
-            given[parameter.name] = OPTIONS[KNOWN_NAMES[parameter.name]].neutral
+            given[parameter.name] = OPTIONS[known[parameter.name]].neutral
     return given

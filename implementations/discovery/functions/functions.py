@@ -86,7 +86,7 @@ from attention_conformance.implementations.discovery.signatures import (
 )
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import with_notes
-from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION, MASK_NAMES
+from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION, is_open_mask
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
@@ -222,7 +222,7 @@ def _usual_candidate(
     check_not_alone(plain, expected)
     check, limits = with_size_limits(check)
     masks: list[str] = []
-    if not interface and options.spelled.get("bool_mask") in MASK_NAMES and "bool-mask" not in settings:
+    if not interface and is_open_mask(options.spelled.get("bool_mask", "")) and "bool-mask" not in settings:
         check, masks = with_mask_form(check, kind)
     elif not interface:
         check, masks = without_refused_masks(with_all_axes(check, kind))
@@ -236,7 +236,7 @@ def _usual_candidate(
         check = corner_as_seen(check)
     given = any("row" in key for key in (*settings, *documented))
     one = options.spelled.get("float_mask") in (None, options.spelled.get("bool_mask"))  # parameter for both
-    if not given and not interface and one and options.spelled.get("bool_mask") in MASK_NAMES:
+    if not given and not interface and one and is_open_mask(options.spelled.get("bool_mask", "")):
         kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, ADDED), (Feature.KEY_PADDING, EMPTY))
         masked = next((case for feature, case in kinds if feature in check.claims), ADDED)
         check = empty_rows_as_seen(check, masked)

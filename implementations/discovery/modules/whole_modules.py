@@ -24,6 +24,7 @@ from attention_conformance.implementations.discovery.modules.bias_tables import 
 from attention_conformance.implementations.discovery.modules.built_otherwise import (
     OF_CAUSALITY,
     causal_too,
+    limited,
     turned_on,
     words_of_option,
 )
@@ -46,6 +47,7 @@ from attention_conformance.implementations.discovery.modules.neutrals import OF_
 from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns, place_of
 from attention_conformance.implementations.discovery.modules.part_equations import PartEquations, equations
+from attention_conformance.implementations.discovery.modules.same_function import after_longer, other_ways
 from attention_conformance.implementations.discovery.modules.template import Variant
 from attention_conformance.implementations.discovery.modules.window_masks import (
     UNKNOWN_ORDER,
@@ -76,9 +78,10 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     left_out = bool(make.left_out or make.held)
     direct = replace(call, tap="").alone_with_itself()
     pieces: Mapping[str, Call] = dict(calls_in_pieces(make.kind, direct)) if check.claims.premises.causal else {}
-    if not (left_out or counts or options or pieces) or WIDE not in check.claims.dtypes:
-        return {}
     whole = replace(make, left_out=(), held={}, norms=None)
+    limits = dict(limited(whole))
+    if not (left_out or counts or options or pieces or limits) or WIDE not in check.claims.dtypes:
+        return {}
     module = safe_call(lambda: built(whole)).value
     if module is None:
         return {}
@@ -98,7 +101,11 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
         return {}
     makes = {how: replace(whole, options=each.options, changed=each.changed) for how, each in options.items()}
     otherwise = _otherwise(whole, makes, module, direct, sized, check, make) | _tables(whole, module, direct, check)
-    harder = _harder(usable, module, check, sized) | _numbers(make, call, check)
+    harder = (
+        _harder(usable, module, check, sized)
+        | _numbers(make, call, check)
+        | _answered(after_longer(usable, limits), check)
+    )
     return {Feature.AS_BUILT: replace(usable, otherwise=otherwise | harder)}
 
 
@@ -173,7 +180,9 @@ def _otherwise(
         for how, (_, (causal, other)) in pairs.items()
         if {how, causal, other} <= runs.keys()
     }
-    return {**runs, **together, **windows}
+    problem = plain_problem(check)
+    ways = {} if problem is None else dict(other_ways(usual, _usual(usual, module, call, sized), runs, makes, problem))
+    return {**runs, **together, **windows, **_answered(ways, check)}
 
 
 def _windows(
@@ -220,7 +229,8 @@ def of_unknown_form(make: Constructor, module: nn.Module, call: ModuleCall, chec
         return None
     sized = bool(make.window)
     otherwise = _otherwise(make, dict(turned_on(make)), module, call, sized, check, make)
-    return replace(run, otherwise=otherwise | _harder(run, module, check, sized))
+    longer = _answered(after_longer(run, dict(limited(make))), check)
+    return replace(run, otherwise=otherwise | _harder(run, module, check, sized) | longer)
 
 
 def _optional(
