@@ -180,8 +180,8 @@ def _otherwise(
         for how, (_, (causal, other)) in pairs.items()
         if {how, causal, other} <= runs.keys()
     }
-    problem = plain_problem(check)
-    ways = {} if problem is None else dict(other_ways(usual, _usual(usual, module, call, sized), runs, makes, problem))
+    problem, whole = plain_problem(check), usual_run(usual, module, call, sized)
+    ways = {} if problem is None else dict(other_ways(usual, whole, runs, makes, problem))
     return {**runs, **together, **windows, **_answered(ways, check)}
 
 
