@@ -118,6 +118,14 @@ def is_variadic(parameter: inspect.Parameter) -> bool:
     return parameter.kind in _VARIADIC
 
 
+def by_keyword(signature: inspect.Signature, inputs: Sequence[inspect.Parameter]) -> tuple[str, ...]:
+    """The names of inputs that are given by keyword: some can be given so alone, or stand behind something else."""
+    names = tuple(p.name for p in inputs)
+    first = tuple(p.name for p in positional(signature)[: len(names)])
+    apart = all(p.kind is not p.POSITIONAL_ONLY for p in inputs) and {*first} != {*names}
+    return names if apart or any(p.kind is p.KEYWORD_ONLY for p in inputs) else ()
+
+
 def required(parameter: inspect.Parameter) -> bool:
     """Whether a call must give it."""
     return parameter.default is inspect.Parameter.empty and not is_variadic(parameter)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructor_names import (
@@ -123,4 +123,6 @@ def _values(make: Constructor, option: inspect.Parameter) -> tuple[object, ...]:
     if words & OF_CAPS:
         return (2.0,)
     by_type = {"bool": True, "int": 2, "float": 0.5}
-    return tuple(value for name, value in by_type.items() if name in written) or ((True,) if default is None else (2,))
+    found = tuple(value for name, value in by_type.items() if name in written)
+    unknown = option.annotation in ("", "Any", Any, inspect.Parameter.empty)
+    return found or ((2,) if default is not None else (True,) if unknown else ())  # True is no object of a class

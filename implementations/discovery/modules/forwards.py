@@ -24,6 +24,7 @@ from attention_conformance.implementations.discovery.modules.neutrals import (
     OF_KEYS,
     ROTATIONS,
     TABLE_WORDS,
+    Given,
     Neutral,
     combined,
     is_empty_place,
@@ -36,6 +37,7 @@ from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
+    by_keyword,
     check_order,
     is_variadic,
     known_names,
@@ -116,7 +118,7 @@ class ModuleCall:
     keywords: tuple[str, ...] = ()
     optional: bool = False
     of_context: Mapping[str, str] = field(default_factory=dict)
-    tables: Mapping[str, Neutral] = field(default_factory=dict)
+    tables: Mapping[str, Given] = field(default_factory=dict)
     unread: str = ""
     true_as: float = 0.0
     alone: bool = False
@@ -264,7 +266,7 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     whole = inspect.signature(kind.forward)
     signature = whole.replace(parameters=list(whole.parameters.values())[1:])
     inputs = inputs_in(signature)
-    keywords = tuple(p.name for p in inputs) if any(p.kind is p.KEYWORD_ONLY for p in inputs) else ()
+    keywords = by_keyword(signature, inputs)
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
     named = {p.name for p in inputs}
     others = [p for p in signature.parameters.values() if p.name not in named and (required(p) or is_empty_place(p))]

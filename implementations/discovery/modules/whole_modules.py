@@ -88,7 +88,7 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     parts = [*_parts(module, make)]
     premises = check.claims.premises
     sized = bool(premises.length or premises.block or make.window)
-    run = _usual(whole, module, direct, sized)
+    run = usual_run(whole, module, direct, sized)
     run = replace(run, heads=None if premises.alibi else _head_axes(whole))
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
     unordered = unordered and not sized and all(_is_of_tokens(part, make) for part in parts)
@@ -205,7 +205,7 @@ def _tables(whole: Constructor, module: nn.Module, direct: ModuleCall, check: Cl
     return _answered({**found, **windows}, check)
 
 
-def _usual(whole: Constructor, module: nn.Module, direct: ModuleCall, sized: bool) -> AsBuilt:
+def usual_run(whole: Constructor, module: nn.Module, direct: ModuleCall, sized: bool) -> AsBuilt:
     """A run without what is known of the class; `module` is one of its instances."""
     summed = any(word in type(part).__name__.lower() for part in module.modules() for word in OVER_TOKENS)
     drops = any("drop" in type(part).__name__.lower() and getattr(part, "p", 1.0) for part in module.modules())
@@ -250,7 +250,7 @@ def _by_behaviour(
     whole: Constructor, module: nn.Module, call: ModuleCall, check: ClaimCheck, sized: bool
 ) -> AsBuilt | None:
     """A run that knows whether a token sees a later one; None where it cannot be called."""
-    run = _usual(whole, module, call, sized)
+    run = usual_run(whole, module, call, sized)
     later = _sees_later(run, check)
     if later is None:
         return None
