@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -182,6 +182,12 @@ def switched_off(parameters: Iterable[inspect.Parameter]) -> dict[str, object]:
     return given
 
 
+def window_names(signature: inspect.Signature) -> list[str]:
+    """The parameters that may take the number of a window."""
+    named = [p for p in signature.parameters.values() if "window" in p.name.lower().split("_")]
+    return [p.name for p in named if p.default is None or (isinstance(p.default, int) and p.default is not True)]
+
+
 def stated_dtype(signature: inspect.Signature) -> str:
     """The type of numbers that its parameter `dtype` has by default, and in which it computes; empty for none."""
     parameter = signature.parameters.get("dtype")
@@ -189,6 +195,13 @@ def stated_dtype(signature: inspect.Signature) -> str:
         return ""
     name = str(parameter.default).removeprefix("torch.")
     return name if name in DTYPES else safe_call(lambda: np.dtype(parameter.default).name).value or ""
+
+
+class WindowNumber(Protocol):
+    """What a number means that states a window."""
+
+    def number(self, window: tuple[int, int]) -> int:
+        """What states this window (l, r)."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +216,7 @@ class Options:
         misspelled: its parameters that the suite does not know, and the known names that they resemble.
         implied: the options that it is not given, because it always does what they state.
         other_masks: its parameters that are masks or lengths by their names, and that the suite does not know.
+        window: what a number means that it takes in the place of a window's two sides.
     """
 
     spelled: Mapping[str, str]
@@ -212,6 +226,7 @@ class Options:
     misspelled: Mapping[str, str] = field(default_factory=dict)
     implied: frozenset[str] = frozenset()
     other_masks: tuple[str, ...] = ()
+    window: WindowNumber | None = None
 
     def __contains__(self, option: str) -> bool:
         return option in self.spelled
@@ -266,6 +281,8 @@ class Options:
             option = name
             if name == "attn_mask":
                 option = "bool_mask" if "bool" in str(argument.dtype) else "float_mask"
+            if option == "window_size" and self.window is not None:
+                argument = self.window.number(argument)
             if option not in self.implied and (option in self.spelled or option not in DISPENSABLE):
                 given[self.spelled.get(option, name)] = argument
         return given
