@@ -149,7 +149,7 @@ def driven(run: AsBuilt, kind: object, call: ModuleCall, problem: Problem, devic
 def _rows(run: AsBuilt, way: InPieces | None, problem: Problem, device: str) -> Array | None:
     """Its rows in pieces; None where it cannot be called so, or keeps numbers of fewer bits."""
     module = run.module(problem, device)
-    found = safe_call(partial(run.rows, module, problem, device, way)).value
+    found = safe_call(partial(run.answer, module, problem, device, way)).value
     kept = (each for part in module.modules() for each in [*part.buffers(False), *vars(part).values()])
     narrow = any(isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize < 4 for x in kept)
     return None if found is None or narrow or not np.isfinite(found).all() else found

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,6 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.as_built import AsBuilt, HeadAxes, Run, SeenTogether
 from attention_conformance.implementations.adapters.modes import Modes
-from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.contract import Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -24,6 +22,7 @@ from attention_conformance.implementations.discovery.modules.bias_tables import 
 from attention_conformance.implementations.discovery.modules.built_otherwise import (
     OF_CAUSALITY,
     causal_too,
+    limited,
     turned_on,
     words_of_option,
 )
@@ -37,6 +36,7 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
     Changed,
     OthersHidden,
     Unseen,
+    WithCounts,
     hiding,
     lengthened,
     mixes_tokens,
@@ -46,6 +46,7 @@ from attention_conformance.implementations.discovery.modules.module_runs import 
 from attention_conformance.implementations.discovery.modules.neutrals import OF_PARTS, words_of
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns, place_of
 from attention_conformance.implementations.discovery.modules.part_equations import PartEquations, equations
+from attention_conformance.implementations.discovery.modules.same_function import after_longer, other_ways
 from attention_conformance.implementations.discovery.modules.template import Variant
 from attention_conformance.implementations.discovery.modules.window_masks import (
     UNKNOWN_ORDER,
@@ -76,19 +77,20 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     left_out = bool(make.left_out or make.held)
     direct = replace(call, tap="").alone_with_itself()
     caches = check.claims.premises.hides_later and may_be_driven(make.kind, direct)
-    if not (left_out or counts or options or caches) or WIDE not in check.claims.dtypes:
-        return {}
     whole = replace(make, left_out=(), held={}, norms=None)
+    limits = dict(limited(whole))
+    if not (left_out or counts or options or caches or limits) or WIDE not in check.claims.dtypes:
+        return {}
     module = safe_call(lambda: built(whole)).value
     if module is None:
         return {}
     parts = [*_parts(module, make)]
     premises = check.claims.premises
     sized = bool(premises.length or premises.block or make.window)
-    run = _usual(whole, module, direct, sized)
+    run = usual_run(whole, module, direct, sized)
     run = replace(run, heads=None if premises.alibi else _head_axes(whole))
     pieces = pieces_of(run, make.kind, direct, plain_problem(check), check.device) if caches else {}
-    if not (left_out or counts or options or pieces):
+    if not (left_out or counts or options or pieces or limits):
         return {}
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
     unordered = unordered and not sized and all(_is_of_tokens(part, make) for part in parts)
@@ -101,7 +103,11 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
         return {}
     makes = {how: replace(whole, options=each.options, changed=each.changed) for how, each in options.items()}
     otherwise = _otherwise(whole, makes, module, direct, sized, check, make) | _tables(whole, module, direct, check)
-    harder = _harder(usable, module, check, sized) | _numbers(make, call, check)
+    harder = (
+        _harder(usable, module, check, sized)
+        | _numbers(make, call, check)
+        | _answered(after_longer(usable, limits), check)
+    )
     return {Feature.AS_BUILT: replace(usable, otherwise=otherwise | harder)}
 
 
@@ -177,7 +183,9 @@ def _otherwise(
         for how, (_, (causal, other)) in pairs.items()
         if {how, causal, other} <= runs.keys()
     }
-    return {**runs, **together, **windows}
+    problem, whole = plain_problem(check), usual_run(usual, module, call, sized)
+    ways = {} if problem is None else dict(other_ways(usual, whole, runs, makes, problem))
+    return {**runs, **together, **windows, **_answered(ways, check)}
 
 
 def _windows(
@@ -200,7 +208,7 @@ def _tables(whole: Constructor, module: nn.Module, direct: ModuleCall, check: Cl
     return _answered({**found, **windows}, check)
 
 
-def _usual(whole: Constructor, module: nn.Module, direct: ModuleCall, sized: bool) -> AsBuilt:
+def usual_run(whole: Constructor, module: nn.Module, direct: ModuleCall, sized: bool) -> AsBuilt:
     """A run without what is known of the class; `module` is one of its instances."""
     summed = any(word in type(part).__name__.lower() for part in module.modules() for word in OVER_TOKENS)
     drops = any("drop" in type(part).__name__.lower() and getattr(part, "p", 1.0) for part in module.modules())
@@ -224,7 +232,8 @@ def of_unknown_form(make: Constructor, module: nn.Module, call: ModuleCall, chec
         return None
     sized = bool(make.window)
     otherwise = _otherwise(make, dict(turned_on(make)), module, call, sized, check, make)
-    return replace(run, otherwise=otherwise | _harder(run, module, check, sized))
+    longer = _answered(after_longer(run, dict(limited(make))), check)
+    return replace(run, otherwise=otherwise | _harder(run, module, check, sized) | longer)
 
 
 def _optional(
@@ -244,7 +253,7 @@ def _by_behaviour(
     whole: Constructor, module: nn.Module, call: ModuleCall, check: ClaimCheck, sized: bool
 ) -> AsBuilt | None:
     """A run that knows whether a token sees a later one; None where it cannot be called."""
-    run = _usual(whole, module, call, sized)
+    run = usual_run(whole, module, call, sized)
     later = _sees_later(run, check)
     if later is None:
         return None
@@ -265,22 +274,6 @@ def plain_problem(check: ClaimCheck) -> Problem | None:
     """What whole modules are looked at with; None where the claims allow no such problem."""
     fitted = fit(PLAIN, check.claims)
     return None if isinstance(fitted, Unsupported) else build(fitted, WIDE).forward_only()
-
-
-@dataclass(frozen=True)
-class WithCounts:
-    """A call that is given counts of each sample, (B,), which follow from the sample alone."""
-
-    call: ModuleCall
-    names: tuple[str, ...]
-
-    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
-        """The answer with these counts."""
-        x = given["query"]
-        counts = (x[:, 0] > 0.0).sum(-1) % x.shape[1] + 1
-        return replace(self.call, always={**self.call.always, **dict.fromkeys(self.names, counts)})(
-            module, given, problem
-        )
 
 
 def not_judged(modes: Modes, make: Constructor, call: ModuleCall, check: ClaimCheck) -> dict[str, str]:
