@@ -85,6 +85,18 @@ def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Prem
 Rotation = tuple[float | None, RotaryPairing]
 
 
+def has_unknown_scores(check: ClaimCheck) -> bool:
+    """Whether its weights are shown, and neither the usual scores nor any that the suite looks for explain them."""
+    premises = check.claims.premises
+    known = premises.block or premises.alibi or premises.rotary_base or premises.softcap or premises.qk_norm
+    width, observed = (0, None) if known else _observed(check, premises)
+    if observed is None or not _usable(observed):
+        return False
+    scores = _Scores.of(observed, _problem(check, width, observed.weights.shape[1], _setup(check, premises)), premises)
+    rotations = list(_rotations(check, premises))
+    return all(_nearest(scores, rotations, caps) is None for caps in ((None,), ()))
+
+
 def _nearest(
     scores: _Scores, rotations: Sequence[Rotation], caps: Sequence[float | None]
 ) -> tuple[Rotation, float | None] | None:

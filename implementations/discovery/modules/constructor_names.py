@@ -89,6 +89,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
         "d_q",
         "d_keys",
         "d_kv",
+        "query_pre_attn_scalar",
     ),
     Size.LENGTH: (
         *("context_length", "context_size", "block_size", "ctx_len", "n_ctx", "seq_len", "seq_length", "window"),

@@ -15,6 +15,7 @@ from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always import rows, with_premises
+from attention_conformance.implementations.discovery.always_scores import has_unknown_scores
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
@@ -38,6 +39,12 @@ EXPLAINED, SAME_FACTOR = 1e-3, 1e-2
 
 SCALED_ROTATIONS = re.compile(r"yarn|\bntk|(rope|rotary)_?scal|llama3_?rope|longrope", re.IGNORECASE)
 """What the text of a class has whose rotations are slower than usual, by rules that the suite does not know."""
+OF_SCORES = re.compile(
+    r"\b_?rope\w*|\w*rotary\w*|\w*rotate\w*|\bfreqs\w*|\w*alibi\w*|\w*relative\w*|\w*rel_pos\w*|\w*pos_bias\w*"
+    r"|\w*l2_?norm\w*|\bF\.normalize|\w*rms_?norm\w*|\w*temperature\w*",
+    re.IGNORECASE,
+)
+"""What the text of a class has whose scores may follow rules of their own: positions, norms and factors."""
 
 
 def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, variant: Variant | None) -> None:
@@ -50,6 +57,9 @@ def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, v
     if published:
         return
     refuse_chunks_apart(make, check)
+    named = _names_scores(make.kind)  # heads that are small enough to read it may be too small for a part of them
+    if named and has_unknown_scores(with_premises(check, NO_PREMISES)[0]):
+        raise TargetError(f"its text names {named!r}, and its scores are none that the suite knows: {REMEDY}")
     if variant is not None and variant.known:
         return
     if variant is None:
@@ -66,6 +76,12 @@ def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, v
     if make.held and (scale := _own_scale(check)):
         given = ", ".join(repr(path) for path in make.held)
         raise TargetError(f"its scores are {scale:.3g} times the usual ones, next to {given}: {REMEDY}")
+
+
+def _names_scores(kind: object) -> str:
+    """What the text of a class names that changes scores by rules of its own; empty where nothing is named."""
+    found = OF_SCORES.search(safe_call(lambda: inspect.getsource(kind)).value or "")  # type: ignore[arg-type]
+    return found.group() if found else ""
 
 
 def _scales_rotations(kind: object) -> bool:

@@ -36,8 +36,13 @@ def has_published_interface(kind: type[nn.Module]) -> bool:
 
 
 def takes_float_padding(kind: type[nn.Module], spelled: Mapping[str, str]) -> bool:
-    """Whether its padding mask may be one of numbers by its names, and its code does not make booleans of it."""
+    """Whether its padding mask may be one of numbers by its names, and its code does not make booleans of it.
+
+    The published class takes numbers there since it has `is_causal`; copies of older ones take booleans alone.
+    """
     if "key_padding_mask" not in spelled or spelled.get("float_mask") != "attn_mask":
+        return False
+    if not (issubclass(kind, nn.MultiheadAttention) or "is_causal" in _names(kind, "forward")):
         return False
     own = re.escape(spelled["key_padding_mask"])
     made_boolean = rf"\b{own}\b[^\n]*\.(?:bool\(\)|(?:to|type)\((?:dtype=)?torch\.bool)"
