@@ -64,7 +64,18 @@ class f(nn.Module):
         p = (1 - gate) * attend(q, k, q)[1] + gate * near
         return (p @ split(self.v(x), self.h)).transpose(1, 2).flatten(2){scaled}
 """
+IMAGE = """
+class f(nn.Module):
+    def __init__(self, in_dim):
+        super().__init__()
+        self.q, self.k = nn.Conv2d(in_dim, in_dim // 2, 1), nn.Conv2d(in_dim, in_dim // 2, 1)
+        self.v, self.gamma = nn.Conv2d(in_dim, in_dim, 1), nn.Parameter(torch.tensor(0.5))
+    def forward(self, x):
+        q, k, v = (each(x).flatten(2).mT for each in (self.q, self.k, self.v))
+        return x + self.gamma{scaled} * ((q @ k.mT).softmax(-1) @ v).mT.reshape(x.shape)
+"""
 CASES = {
+    "image": (IMAGE.format(scaled=""), IMAGE.format(scaled=" / len(x)")),
     "conditioned": (CONDITIONED.format(row="[:, None]"), CONDITIONED.format(row="[:, None] * len(x)")),
     "pooled": (POOLED.format(scaled=""), POOLED.format(scaled=" / len(x)")),
     "settings": (SETTINGS.format(given="x"), SETTINGS.format(given="x.cumsum(1) / x.shape[1]")),
