@@ -90,10 +90,15 @@ def test_positions_that_are_left_out_go_on_behind_a_cache(make: Make, first: str
     assert fails(make, PLACED.format(first=first, text="Causal.")) is wrong
 
 
-def test_positions_that_have_to_be_given_with_a_cache_by_its_documentation_are_not_left_out(make: Make) -> None:
-    made = make(PLACED.format(first="0", text="Next to a cache position_ids are needed."))
+@pytest.mark.parametrize(("more", "wrong"), [("", False), (" * (past < 1)", True)])
+def test_positions_that_have_to_be_given_with_a_cache_by_its_documentation_are(
+    make: Make, more: str, wrong: bool
+) -> None:
+    text = PLACED.format(first="0", text="Next to a cache position_ids are needed.")
+    made = make(text.replace("q, k = ", f"position_ids = position_ids{more}\n        q, k = "))
     assert not [way for way in made.alternatives if "pieces" in way]
-    assert "past_kv" in made.findings
+    (found,) = run(made, ("modules.as-built",), ("float64",))
+    assert found.status is (Status.FAIL if wrong else Status.PASS)
 
 
 HOLDING = """
