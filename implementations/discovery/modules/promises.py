@@ -55,8 +55,16 @@ UNSCALED = re.compile(r"\b(?:(?:no|not|without)[- ]scal(?:ing|ed)|unscaled)\b", 
 
 def is_unscaled(kind: type[nn.Module], variant: Variant) -> bool:
     """Whether its scores are not scaled as it is seen, and its name, T5's, or its text states that they are not."""
-    stated = "T5" in kind.__name__ or bool(UNSCALED.search(_text(kind)))
+    stated = "T5" in kind.__name__ or any(UNSCALED.search(_text(each)) for each in (kind, *_inside(kind)))
     return variant.scale == 0.0 and not variant.cosine and stated
+
+
+def _inside(kind: type[nn.Module]) -> list[type[nn.Module]]:
+    """The module classes that its constructor names."""
+    init = vars(kind).get("__init__")
+    space: dict[str, object] = getattr(init, "__globals__", {})
+    named = [space.get(name) for name in getattr(getattr(init, "__code__", None), "co_names", ())]
+    return [each for each in named if isinstance(each, type) and issubclass(each, nn.Module)]
 
 
 def _names(kind: type[nn.Module], method: str) -> set[str]:
