@@ -20,7 +20,7 @@ from attention_conformance.implementations.discovery.functions.size_limits impor
     with_equal_lengths,
     without_unequal_lengths,
 )
-from attention_conformance.implementations.discovery.probe import HALF, Floats
+from attention_conformance.implementations.discovery.probe import HALF, Floats, near
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case, Sharing
 from attention_conformance.spec.conventions import Alignment, CausalWithMask
@@ -41,6 +41,8 @@ KEYS = (2, 5, 6)
 """Keys of the plain case that are changed."""
 UNEQUAL_LENGTHS = "unequal-lengths"
 """What is not judged where fewer and more queries than keys raise."""
+FEWER = 3
+"""Of these, so many are cut off where a length may move the corner."""
 LONGER = PLAIN.sized(query_length=9, key_length=9 + FARTHER)
 """More keys than queries: it shows which corner a causal mask starts from."""
 
@@ -104,9 +106,26 @@ def corner_as_seen(check: ClaimCheck) -> ClaimCheck:
         return check
     if _reach(check, replace(LONGER, causal=True)) != FARTHER:
         return check
-    conventions = replace(check.claims.conventions, causal_alignment=Alignment.BOTTOM_RIGHT)
-    claims = replace(check.claims, conventions=conventions)
-    return replace(check, claims=claims).stating(f"its causal mask starts {Alignment.BOTTOM_RIGHT}")
+    corner = Alignment.BOTTOM_RIGHT_REAL if _starts_at_lengths(check) else Alignment.BOTTOM_RIGHT
+    conventions = replace(check.claims.conventions, causal_alignment=corner)
+    return replace(check, claims=replace(check.claims, conventions=conventions)).stating(
+        f"its causal mask starts {corner}"
+    )
+
+
+def _starts_at_lengths(check: ClaimCheck) -> bool:
+    """Whether keys beyond a length move the corner, as if they were not there."""
+    fitted = fit(replace(LONGER, causal=True), check.claims)
+    if Feature.VALID_LENS not in check.claims or isinstance(fitted, Unsupported):
+        return False
+    problem = build(fitted, check.dtype).forward_only()
+    left = problem.key.shape[2] - FEWER
+    cut = problem.with_arrays(
+        {name: np.ascontiguousarray(getattr(problem, name)[:, :, :left]) for name in ("key", "value")}
+    )
+    lengths = np.full(problem.batch, left)
+    counted, without = rows(check, problem.but(valid_lens=lengths)), rows(check, cut)
+    return counted is not None and without is not None and near(counted, without, check.dtype)
 
 
 def _causal_with_others(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck, list[str]]:

@@ -20,12 +20,10 @@ class NeededWindow:
     Attributes:
         function: it.
         window: its parameter that takes a number of tokens.
-        axis: that of the tokens in its inputs.
     """
 
     function: Callable[..., Any]
     window: str
-    axis: int
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -42,7 +40,8 @@ class NeededWindow:
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """The function's answer."""
         if options.get(self.window) is None:
-            options[self.window] = 1 + 2 * (query.shape[self.axis] + key.shape[self.axis])  # some halve it
+            tokens = sum(query.shape[1:-1]) + sum(key.shape[1:-1])  # on whichever axis
+            options[self.window] = 1 + 2 * tokens  # some halve it
         return self.function(query, key, value, **options)
 
 
@@ -52,8 +51,8 @@ def with_needed_window(function: Callable[..., Any]) -> NeededWindow | None:
     own = [] if signature is None else [p.name for p in signature.parameters.values() if required(p)][3:]
     windows = [name for name in own if "window" in name.lower().split("_")]
     if own and own == windows[:1]:
-        for axis, shape in ((-2, (2, 3, 5, 4)), (-3, (2, 5, 3, 4)), (-2, (2, 5, 4))):
-            made = NeededWindow(function, windows[0], axis)
+        made = NeededWindow(function, windows[0])
+        for shape in ((2, 3, 5, 4), (2, 5, 3, 4), (2, 5, 4)):
             if any(safe_call(partial(made, x, x, x)).value is not None for x in of_each_kind(shape)):
                 return made
     return None

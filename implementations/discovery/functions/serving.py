@@ -6,6 +6,7 @@ several it is that in which samples, heads, queries and keys have the effects of
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -175,6 +176,8 @@ def served(function: Callable[..., Any], device: str, by_name: bool) -> Served |
     parts = parts_of(signature.parameters.values()) if signature else {}
     if signature is None or not inputs_in(parts) or (by_name and not serves(parts)):
         return None
+    if _is_whole(signature, parts):
+        return None
     left = [p.name for p in signature.parameters.values() if required(p) and p.name not in parts]
     unknown = [name for name in left if name not in KNOWN_NAMES]
     if not {*parts.values()} - {*inputs_in(parts)} or not all(map(counts, unknown)):
@@ -185,6 +188,12 @@ def served(function: Callable[..., Any], device: str, by_name: bool) -> Served |
     several = [made(sizes=own, storage=storage) for own, storage in product(sizes, storages(parts))]
     found = _best(several, device)
     return _completed(found) if found else None
+
+
+def _is_whole(signature: inspect.Signature, parts: Mapping[str, Part]) -> bool:
+    """Whether it takes all keys, and a cache next to them only where there is one."""
+    needed = {part: required(signature.parameters[name]) for name, part in parts.items()}
+    return needed.get(Part.NEW_KEY, False) and not any(needed.get(part) for part in (Part.KEY, Part.PAIR))
 
 
 def _best(several: Iterable[Served], device: str) -> Probe | None:

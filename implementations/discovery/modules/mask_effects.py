@@ -109,12 +109,24 @@ def mask_of_keys(
     note = f"its {own!r} mask is one of keys"
     if (way := next(filter(right, ways), None)) is not None:
         return way, f"{note}{_given_as(way)}"
-    if not check.run(MASKED).error:
+    if not check.run(MASKED).error or any(map(_is_right_for_others, ways)):
         return None
     for way in sorted(ways, key=lambda each: -agreement(each, PADDED)):
         if effect := _effect(way, own):
             return way, f"{note}{_given_as(way)}, and {effect}"
     return None
+
+
+def _is_right_for_others(way: ClaimCheck) -> bool:
+    """Whether the tokens that it leaves see those alone: what the others get may be meant, as nobody reads it."""
+    fitted = fit(PADDED, way.claims)
+    if isinstance(fitted, Unsupported):
+        return False
+    left: Booleans = np.asarray(build(fitted, way.dtype).key_padding_mask)
+    if left.shape[1] != fitted.sizes.query_length:
+        return False
+    seen = dict(changes(way, fitted, each_sample=True, at=OF_PADDED))
+    return bool(seen) and all((rows == left[:, [key]])[left].all() for key, rows in seen.items())
 
 
 def _given_as(way: ClaimCheck) -> str:
