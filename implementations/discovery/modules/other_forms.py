@@ -19,7 +19,7 @@ from attention_conformance.implementations.discovery.claim_checks import PLAIN, 
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.narrow_windows import refuse_chunks_apart
-from attention_conformance.implementations.discovery.modules.promises import has_published_interface
+from attention_conformance.implementations.discovery.modules.promises import has_published_interface, is_unscaled
 from attention_conformance.implementations.discovery.modules.template import Variant, output_of_problem
 from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.implementations.discovery.signatures import REMEDY
@@ -50,7 +50,7 @@ def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, v
     if published:
         return
     refuse_chunks_apart(make, check)
-    if variant is not None and variant.known:
+    if variant is not None and (variant.known or is_unscaled(make.kind, variant)):
         return
     if variant is None:
         _refuse_small_heads(make, call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import nn
 
@@ -44,9 +44,9 @@ def takes_float_padding(kind: type[nn.Module], spelled: Mapping[str, str]) -> bo
     return re.search(made_boolean, _text(kind)) is None
 
 
-def is_unscaled(kind: type[nn.Module], variant: Variant) -> bool:
+def is_unscaled(kind: Callable[..., nn.Module], variant: Variant) -> bool:
     """Whether its scores are not scaled as it is seen, and by its name are those of T5, which are not."""
-    return variant.scale == 0.0 and not variant.cosine and "T5" in kind.__name__
+    return variant.scale == 0.0 and not variant.cosine and "T5" in getattr(kind, "__name__", "")
 
 
 def _names(kind: type[nn.Module], method: str) -> set[str]:
