@@ -125,7 +125,7 @@ CASE_OPTIONS = (
         Feature.ALIBI,
         "alibi",
         Extension(alibi=True),
-        {"alibi_slopes": ()},
+        {"alibi_slopes": ("slopes",)},
         draw=lambda rng, heads, extension: _slopes(rng, heads, extension.usual_slopes),
         unfelt=0.0,
     ),

@@ -107,7 +107,7 @@ class AsBuilt:
         """The output with its gradients of inputs, or with the outputs that have to be the same."""
         module = drawn(in_mode(built(self.build, problem, device), False))
         if problem.cotangent is None:
-            output = self._output(module, problem, device)
+            output = self.answer(module, problem, device)
             others = {how: Result(x) for how, x in self._others(module, problem, device, output)}
             return Result(output, others=others | {how: each(problem, device) for how, each in self.otherwise.items()})
         given = tensors(problem, device)
@@ -118,19 +118,19 @@ class AsBuilt:
     def output(self, problem: Problem, device: str) -> Array:
         """The output alone."""
         module = drawn(in_mode(built(self.build, problem, device), False))
-        return self._output(module, problem, device)
+        return self.answer(module, problem, device)
 
     def without_effect(self, problem: Problem, device: str, known: Collection[str] = ()) -> tuple[str, ...]:
         """The paths of parameters whose values the output does not depend on, but for those that are known."""
         module = drawn(in_mode(built(self.build, problem, device), False))
-        output, idle = self._output(module, problem, device), []
+        output, idle = self.answer(module, problem, device), []
         for path, parameter in module.named_parameters():
             if path in known:
                 continue
             before = parameter.detach().clone()
             with torch.no_grad():
                 parameter.mul_(-1.5).add_(0.25)
-                idle += [path] if np.array_equal(self._output(module, problem, device), output) else []
+                idle += [path] if np.array_equal(self.answer(module, problem, device), output) else []
                 parameter.copy_(before)
         return tuple(idle)
 
@@ -141,43 +141,44 @@ class AsBuilt:
     def seen(self, problem: Problem, device: str) -> Array:
         """(L, L), True = the row of the first token depends on the second one."""
         module = drawn(in_mode(built(self.build, problem, device), False))
-        whole, columns = self._output(module, problem, device), []
+        whole, columns = self.answer(module, problem, device), []
         for token in range(problem.query.shape[1]):
             moved = problem.with_arrays({name: moved_at(getattr(problem, name), token) for name in INPUTS})
-            changed = np.abs(self._output(module, moved, device) - whole).max((0, 2))
+            changed = np.abs(self.answer(module, moved, device) - whole).max((0, 2))
             columns.append(changed > ROUNDINGS * np.abs(whole).max())
         return np.stack(columns, -1)
 
-    def _output(self, module: nn.Module, problem: Problem, device: str, call: Call | None = None) -> Array:
+    def answer(self, module: nn.Module, problem: Problem, device: str, call: Call | None = None) -> Array:
+        """The output of this very module."""
         with torch.no_grad():
             return to_array(output_of((call or self.call)(module, tensors(problem, device), problem)))
 
     def _others(self, module: nn.Module, problem: Problem, device: str, whole: Array) -> Iterator[tuple[str, Array]]:
         samples, tokens = range(whole.shape[0]), whole.shape[1]
-        alone = [self._output(module, _taken(problem, 0, [sample]), device) for sample in samples]
+        alone = [self.answer(module, _taken(problem, 0, [sample]), device) for sample in samples]
         yield "each sample alone", np.concatenate(alone)
-        yield "after other calls", self._output(module, problem, device)
+        yield "after other calls", self.answer(module, problem, device)
         causal = problem.causal or bool(self.causal)
         if causal and self.prefixes:
             for count in sorted({1, tokens // 2, tokens - 1} - {0}):
-                first = self._output(module, _taken(problem, 1, range(count)), device)
+                first = self.answer(module, _taken(problem, 1, range(count)), device)
                 yield (
                     f"the first {count} tokens alone" if count > 1 else "the first token alone",
                     np.concatenate([first, whole[:, count:]], 1),
                 )
         elif self.unordered and not causal:
             order = np.roll(np.arange(tokens)[::-1], 1)
-            moved = self._output(module, _taken(problem, 1, order), device)
+            moved = self.answer(module, _taken(problem, 1, order), device)
             yield "tokens in another order", moved[:, np.argsort(order)]
         for how, call in self.pieces.items():
-            yield how, self._output(module, problem, device, call)
+            yield how, self.answer(module, problem, device, call)
         if self.heads is not None:
             other = drawn(in_mode(built(self.build, problem, device), False))
             apart = self.heads.reordered(other, problem, device)
-            output = self._output(other, problem, device)
+            output = self.answer(other, problem, device)
             yield "heads in another order", output if apart is None else _in_place(output, apart)
         if self.trained:
-            yield "in training mode", self._output(in_mode(module, True), problem, device)
+            yield "in training mode", self.answer(in_mode(module, True), problem, device)
 
 
 @dataclass(frozen=True, eq=False)

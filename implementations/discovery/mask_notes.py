@@ -19,7 +19,7 @@ from attention_conformance.implementations.discovery.documented import documente
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.modules.module_masks import FORMS, shaped
 from attention_conformance.implementations.discovery.signatures import Options
-from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, OPTIONS
+from attention_conformance.implementations.discovery.vocabulary import OPTIONS, is_open_mask
 from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature, Scope
@@ -48,8 +48,8 @@ MEANINGS = {Polarity.MASKED_OUT: "hides a key", Polarity.MAY_ATTEND: "shows a ke
 def masks_as_seen(options: Options, check: ClaimCheck) -> tuple[str, ...]:
     """What True in its mask means, where no name states it. A mask that is ignored has no meaning."""
     claims, own = check.claims, _own(options)
-    open_names = MASK_NAMES if claims.scope is Scope.OP else (*MASK_NAMES, "attn_mask")
-    named = own in open_names and any(feature in claims for feature in BOOLEAN)
+    unstated = is_open_mask(own) or (claims.scope is not Scope.OP and own == "attn_mask")
+    named = unstated and any(feature in claims for feature in BOOLEAN)
     if not named or check.ignores(MASKED if Feature.BOOL_MASK in claims else PADDED):
         return ()
     meaning = str(claims.conventions.bool_mask).replace("-", " ")

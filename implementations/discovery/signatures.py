@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,11 +20,13 @@ from attention_conformance.implementations.discovery.vocabulary import (
     INPUTS,
     KNOWN_NAMES,
     LENGTH_NAMES,
+    MASK_NAMES,
     OPTIONS,
     PARTNERS,
     ROLES,
     WEIGHTS_RETURNED,
     Option,
+    is_open_mask,
 )
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
@@ -116,6 +118,14 @@ def is_variadic(parameter: inspect.Parameter) -> bool:
     return parameter.kind in _VARIADIC
 
 
+def by_keyword(signature: inspect.Signature, inputs: Sequence[inspect.Parameter]) -> tuple[str, ...]:
+    """The names of inputs that are given by keyword: some can be given so alone, or stand behind something else."""
+    names = tuple(p.name for p in inputs)
+    first = tuple(p.name for p in positional(signature)[: len(names)])
+    apart = all(p.kind is not p.POSITIONAL_ONLY for p in inputs) and {*first} != {*names}
+    return names if apart or any(p.kind is p.KEYWORD_ONLY for p in inputs) else ()
+
+
 def required(parameter: inspect.Parameter) -> bool:
     """Whether a call must give it."""
     return parameter.default is inspect.Parameter.empty and not is_variadic(parameter)
@@ -172,6 +182,12 @@ def switched_off(parameters: Iterable[inspect.Parameter]) -> dict[str, object]:
     return given
 
 
+def window_names(signature: inspect.Signature) -> list[str]:
+    """The parameters that may take the number of a window."""
+    named = [p for p in signature.parameters.values() if "window" in p.name.lower().split("_")]
+    return [p.name for p in named if p.default is None or (isinstance(p.default, int) and p.default is not True)]
+
+
 def stated_dtype(signature: inspect.Signature) -> str:
     """The type of numbers that its parameter `dtype` has by default, and in which it computes; empty for none."""
     parameter = signature.parameters.get("dtype")
@@ -179,6 +195,13 @@ def stated_dtype(signature: inspect.Signature) -> str:
         return ""
     name = str(parameter.default).removeprefix("torch.")
     return name if name in DTYPES else safe_call(lambda: np.dtype(parameter.default).name).value or ""
+
+
+class WindowNumber(Protocol):
+    """What a number means that states a window."""
+
+    def number(self, window: tuple[int, int]) -> int:
+        """What states this window (l, r)."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +216,7 @@ class Options:
         misspelled: its parameters that the suite does not know, and the known names that they resemble.
         implied: the options that it is not given, because it always does what they state.
         other_masks: its parameters that are masks or lengths by their names, and that the suite does not know.
+        window: what a number means that it takes in the place of a window's two sides.
     """
 
     spelled: Mapping[str, str]
@@ -202,6 +226,7 @@ class Options:
     misspelled: Mapping[str, str] = field(default_factory=dict)
     implied: frozenset[str] = frozenset()
     other_masks: tuple[str, ...] = ()
+    window: WindowNumber | None = None
 
     def __contains__(self, option: str) -> bool:
         return option in self.spelled
@@ -256,6 +281,8 @@ class Options:
             option = name
             if name == "attn_mask":
                 option = "bool_mask" if "bool" in str(argument.dtype) else "float_mask"
+            if option == "window_size" and self.window is not None:
+                argument = self.window.number(argument)
             if option not in self.implied and (option in self.spelled or option not in DISPENSABLE):
                 given[self.spelled.get(option, name)] = argument
         return given
@@ -293,18 +320,30 @@ def read_options(
     names = {p.name for p in inputs}
     rest = [p for p in signature.parameters.values() if p.name not in names]
     keywords = {p.name for p in rest if p.kind in _NAMED}
-    spelled = own_names(OPTIONS, keywords)
+    known = known_names(signature)
+    masks = {option: name for name in known.keys() - KNOWN_NAMES.keys() for option in ("bool_mask", "float_mask")}
+    spelled = masks | own_names(OPTIONS, keywords)
     hidden = set(swallowed) - set(spelled) if takes_any(signature, inspect.Parameter.VAR_KEYWORD) else set()
     spelled |= {option: swallowed[option] for option in sorted(hidden)}
     others = tuple(n for n in sorted(keywords - {*spelled.values()}) if HIDING_WORDS & {*n.lower().split("_")})
-    always, defaults, similar = _always(rest, keywords), _defaults(rest, spelled), _misspelled(keywords, spelled)
+    always, defaults = _always(rest, keywords, known), _defaults(rest, spelled)
+    similar = _misspelled(keywords - known.keys(), spelled)
     return Options(spelled, always, defaults, frozenset(hidden), similar, other_masks=others)
 
 
-def _misspelled(keywords: set[str], spelled: Mapping[str, str]) -> dict[str, str]:
+def known_names(signature: inspect.Signature) -> Mapping[str, str]:
+    """Every known name and an option that it takes; the one mask too that is none of them and is one by its words."""
+    named = [p for p in signature.parameters.values() if p.kind in _NAMED]
+    if any(p.name in (*MASK_NAMES, "attn_mask", "key_padding_mask") for p in named):
+        return KNOWN_NAMES
+    masks = [p.name for p in named if is_open_mask(p.name) and not isinstance(p.default, bool)]
+    return {**KNOWN_NAMES, masks[0]: "bool_mask"} if len(masks) == 1 else KNOWN_NAMES
+
+
+def _misspelled(unknown: set[str], spelled: Mapping[str, str]) -> dict[str, str]:
     """The known names that unknown parameters resemble, of options that the callable does not take otherwise."""
     missing = [name for name, option in KNOWN_NAMES.items() if option not in spelled and name not in LENGTH_NAMES]
-    similar = {name: get_close_matches(name, missing, 1, SIMILARITY) for name in sorted(keywords - set(KNOWN_NAMES))}
+    similar = {name: get_close_matches(name, missing, 1, SIMILARITY) for name in sorted(unknown)}
     return {name: matches[0] for name, matches in similar.items() if matches}
 
 
@@ -314,13 +353,13 @@ def _defaults(rest: Iterable[inspect.Parameter], spelled: Mapping[str, str]) -> 
     return defaults | {name: False for name in OPTIONS["is_causal"].parameters if name in defaults}
 
 
-def _always(rest: Iterable[inspect.Parameter], keywords: set[str]) -> dict[str, object]:
+def _always(rest: Iterable[inspect.Parameter], keywords: set[str], known: Mapping[str, str]) -> dict[str, object]:
     given = switched_off(p for p in rest if p.name in keywords)
     given |= {p.name: True for p in rest if p.name == "training" and p.name in keywords}
     for parameter in rest:
         if required(parameter) and parameter.name not in given:
-            if parameter.name not in keywords or parameter.name not in KNOWN_NAMES:
+            if parameter.name not in keywords or parameter.name not in known:
                 problem = f"it needs {parameter.name!r}, which the suite does not know"
                 raise TargetError(f"{problem}: give that a default, {ADAPTER}")
-            given[parameter.name] = OPTIONS[KNOWN_NAMES[parameter.name]].neutral
+            given[parameter.name] = OPTIONS[known[parameter.name]].neutral
     return given

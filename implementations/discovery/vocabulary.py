@@ -41,6 +41,28 @@ MASK_NAMES = (
     *("key_masks", "kv_mask", "x_mask", "input_mask", "src_key_padding_mask", "masks"),
 )
 """Names of masks that state neither their form nor what True means in them."""
+MASK_WORDS = {
+    *("mask", "masks", "attn", "att", "atten", "attention", "self", "cross", "pad", "padding", "padded", "valid"),
+    *(
+        "k",
+        "kv",
+        "key",
+        "keys",
+        "context",
+        "ctx",
+        "memory",
+        "mem",
+        "encoder",
+        "enc",
+        "encoded",
+        "source",
+        "src",
+        "cond",
+    ),
+    *("decoder", "dec", "target", "tgt", "x", "input", "inputs", "seq", "sequence", "node", "atom", "residue", "patch"),
+    *("causal", "sliding", "window", "additive", "extended", "float", "bool", "boolean"),
+}
+"""Words that other names of such masks consist of."""
 LENGTH_NAMES = (
     *("lengths", "lens", "seq_lens", "seq_lengths", "sequence_lengths", "key_lengths", "key_lens", "kv_lengths"),
     *("kv_lens", "key_seq_lengths", "kv_seq_lengths", "key_value_seq_lengths", "input_lengths", "src_lengths"),
@@ -70,6 +92,14 @@ there; a bias alone takes no boolean mask.
 """
 KNOWN_NAMES: Mapping[str, str] = {name: option for option, entry in OPTIONS.items() for name in entry.parameters}
 """Every known parameter name, and an option that it takes."""
+
+
+def is_open_mask(name: str) -> bool:
+    """Whether a mask of this name hides keys, and states neither its form nor what True means in it."""
+    words = {*name.lower().split("_")}
+    return name in MASK_NAMES or (name not in KNOWN_NAMES and bool(words & {"mask", "masks"}) and words <= MASK_WORDS)
+
+
 PARTNERS = {
     "query_segments": "key_segments",
     "cu_seqlens_q": "cu_seqlens_k",

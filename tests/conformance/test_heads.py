@@ -1,6 +1,7 @@
 """Chapter 4, heads: how they are split and merged, and that they are independent of each other."""
 
 from attention_conformance.spec.cases import Case, Scores, Sizes
+from attention_conformance.spec.conventions import NormSpan
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
@@ -25,9 +26,17 @@ def _assert_op_heads_independent(judge: Judge, case: Case, problem: Problem) -> 
         array[:, -1] = array[:, -1][..., ::-1, :] * 2
         return array
 
-    own = ("query",) if problem.num_kv_heads < problem.num_heads else ("key", "value")  # others see a shared key head
+    shared = problem.num_kv_heads < problem.num_heads
+    own = ("value",) if _normed_together(judge) else ("query",) if shared else ("key", "value")
+    if shared and own != ("query",):
+        return  # others see a shared head
     other, context = changed(problem, **dict.fromkeys(own, other_last_head)), "only the last head was changed"
     judge.assert_answers(case, other, judge.expected(case)["output"], context, of=lambda o: o[:, :-1])
+
+
+def _normed_together(judge: Judge) -> bool:
+    """Whether the queries and keys of all heads are divided by one size, through which each head sees the others."""
+    return judge.claims.premises.qk_norm and judge.conventions.norm_span is NormSpan.WIDTH
 
 
 def _assert_module_heads_independent(judge: Judge, case: Case, problem: Problem) -> None:
@@ -47,7 +56,14 @@ def _assert_module_heads_independent(judge: Judge, case: Case, problem: Problem)
 
     cut_off = changed(problem, w_o=cut)
     shared = problem.num_kv_heads < problem.num_heads
-    other = changed(cut_off, w_q=doubled(d_k)) if shared else changed(cut_off, w_k=doubled(d_k), w_v=doubled(d_v))
+    if shared and _normed_together(judge):
+        return
+    if _normed_together(judge):
+        other = changed(cut_off, w_v=doubled(d_v))
+    elif shared:
+        other = changed(cut_off, w_q=doubled(d_k))
+    else:
+        other = changed(cut_off, w_k=doubled(d_k), w_v=doubled(d_v))
     shown = slice(None) if "w_o" in problem.parameters else slice(-d_v)
     if own := judge.own(case, cut_off):
         context = "only the last head, which the output does not show, was changed"

@@ -29,11 +29,16 @@ from attention_conformance.implementations.discovery.probe import (
     Run,
     Subject,
 )
-from attention_conformance.implementations.discovery.signatures import Options, is_variadic, read_options, signature_of
+from attention_conformance.implementations.discovery.signatures import (
+    Options,
+    is_variadic,
+    known_names,
+    read_options,
+    signature_of,
+)
 from attention_conformance.implementations.discovery.vocabulary import (
     DISPENSABLE,
     FOR_BOTH,
-    KNOWN_NAMES,
     KWARGS_OF_FUNCTION,
     OPTIONS,
     PARTNERS,
@@ -168,7 +173,7 @@ def _by_names(function: Function) -> tuple[Keywords, list[str]]:
     ]
     kwargs = [p for p in rest if p.kind is inspect.Parameter.VAR_KEYWORD]
     options = read_options(inspect.Signature([*by_keyword, *kwargs]), (), KWARGS_OF_FUNCTION)
-    unknown = [p.name for p in single if p.name not in KNOWN_NAMES and "drop" not in p.name]
+    unknown = [p.name for p in single if p.name not in known_names(signature) and "drop" not in p.name]
     return Keywords(replace(options, always=options.weights_returned)), unknown
 
 

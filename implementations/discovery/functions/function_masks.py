@@ -39,7 +39,7 @@ from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.rows_without_keys import ADDED
 from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
-from attention_conformance.implementations.discovery.vocabulary import MASK_NAMES, OPTIONS, MaskForm
+from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm, is_open_mask
 from attention_conformance.spec.cases import MaskShape, Pattern
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
@@ -167,7 +167,7 @@ def without_ignored(check: ClaimCheck, options: Options) -> tuple[ClaimCheck, li
 def _reads_booleans_only(check: ClaimCheck, options: Options) -> bool:
     """Whether a `mask` of zeros masks: by that name, many functions mean booleans only."""
     plain = check.run(PLAIN)
-    if options.spelled.get("float_mask") not in MASK_NAMES or plain.error:
+    if not is_open_mask(options.spelled.get("float_mask", "")) or plain.error:
         return False
     zeros = check.run(replace(BIASED, pattern=Pattern.ALL))
     return bool(zeros.error) or not near_outputs(zeros, plain, check.dtype)
@@ -177,7 +177,7 @@ def _hides_by_numbers(check: ClaimCheck, options: Options) -> bool:
     """Whether a number for one key in a mask of zeros hides that key, as the boolean mask does."""
     fitted = fit(BIASED, check.claims)
     kinds = {Feature.BOOL_MASK, Feature.FLOAT_MASK}
-    unknown = options.spelled.get("float_mask") not in MASK_NAMES or not kinds <= check.claims.features
+    unknown = not is_open_mask(options.spelled.get("float_mask", "")) or not kinds <= check.claims.features
     if unknown or isinstance(fitted, Unsupported):
         return False
     problem = build(fitted, check.dtype).forward_only()
@@ -194,7 +194,7 @@ def _hides_by_numbers(check: ClaimCheck, options: Options) -> bool:
 def _numbers_mask(check: ClaimCheck, options: Options) -> bool:
     """Whether 1 for one key in a mask of zeros leaves weight to no other, where adding it would multiply one by e."""
     fitted = fit(BIASED, check.claims)
-    if options.spelled.get("float_mask") not in MASK_NAMES or isinstance(fitted, Unsupported):
+    if not is_open_mask(options.spelled.get("float_mask", "")) or isinstance(fitted, Unsupported):
         return False
     problem = build(fitted, check.dtype).forward_only()
     keys, width = problem.value.shape[-2:]

@@ -49,6 +49,7 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     without_refused_masks,
 )
 from attention_conformance.implementations.discovery.functions.given_sizes import with_what_is_needed
+from attention_conformance.implementations.discovery.functions.number_windows import with_number_windows
 from attention_conformance.implementations.discovery.functions.on_request import with_all_it_returns
 from attention_conformance.implementations.discovery.functions.one_input import OneInput, of_one_input
 from attention_conformance.implementations.discovery.functions.one_key_head import OneKeyHead, with_key_heads
@@ -83,10 +84,11 @@ from attention_conformance.implementations.discovery.signatures import (
     signature_of,
     stated_dtype,
     takes_any,
+    window_names,
 )
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import with_notes
-from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION, MASK_NAMES
+from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION, is_open_mask
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
@@ -222,7 +224,7 @@ def _usual_candidate(
     check_not_alone(plain, expected)
     check, limits = with_size_limits(check)
     masks: list[str] = []
-    if not interface and options.spelled.get("bool_mask") in MASK_NAMES and "bool-mask" not in settings:
+    if not interface and is_open_mask(options.spelled.get("bool_mask", "")) and "bool-mask" not in settings:
         check, masks = with_mask_form(check, kind)
     elif not interface:
         check, masks = without_refused_masks(with_all_axes(check, kind))
@@ -234,9 +236,11 @@ def _usual_candidate(
     promised = published_flag and not chooses_corner(whole)
     if not interface and not promised and "causal-alignment" not in settings:
         check = corner_as_seen(check)
+    names = [] if interface else window_names(signature_of(function))
+    check, windows = with_number_windows(check, names)
     given = any("row" in key for key in (*settings, *documented))
     one = options.spelled.get("float_mask") in (None, options.spelled.get("bool_mask"))  # parameter for both
-    if not given and not interface and one and options.spelled.get("bool_mask") in MASK_NAMES:
+    if not given and not interface and one and is_open_mask(options.spelled.get("bool_mask", "")):
         kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, ADDED), (Feature.KEY_PADDING, EMPTY))
         masked = next((case for feature, case in kinds if feature in check.claims), ADDED)
         check = empty_rows_as_seen(check, masked)
@@ -250,7 +254,7 @@ def _usual_candidate(
     if not any("row" in key for key in settings):
         check = empty_rows_of_window(check)
     check, tables = with_table_form(check, options.spelled, settings)
-    known = frozenset({Feature.GROUPED}) if one_key_head else frozenset()
+    known = {Feature.GROUPED} if one_key_head else {Feature.WINDOW} if {*names} - windows.keys() else set()
     check, refuted = option_claims(check, options.named.features | known)
     check, refuted = with_slopes_of_samples(with_narrow_tables(check)), [*tables, *refuted]
     scores = returns_scores(getattr(function, "function", function))
@@ -281,7 +285,7 @@ def _usual_candidate(
     judged = replace(check, claims=claims)
     own = check.function.options if isinstance(check.function, RenamedCall) else options
     whole = getattr(function, "function", function)
-    findings = broken | mask_findings(whole, own, judged)
+    findings = broken | windows | mask_findings(whole, own, judged)
     return replace(made, findings=findings, as_seen=masks_as_seen(own, judged))
 
 

@@ -20,6 +20,7 @@ from attention_conformance.implementations.discovery.functions.needed_tables imp
     of_each_kind,
     with_needed_tables,
 )
+from attention_conformance.implementations.discovery.functions.needed_window import NeededWindow, with_needed_window
 from attention_conformance.implementations.discovery.modules.constructor_names import GROUPS, Size, size_of
 from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, KNOWN_NAMES
@@ -195,6 +196,9 @@ def _given(function: Callable[..., Any], shapes: Shapes, sizes: Mapping[str, Cou
     return None
 
 
-def with_what_is_needed(function: Callable[..., Any]) -> NeededSlopes | NeededTables | GivenSizes | None:
-    """The function, given the slopes, tables, gradients or sizes that it needs; None where it needs none of these."""
-    return with_needed_slopes(function) or with_needed_tables(function) or with_given_sizes(function)
+def with_what_is_needed(
+    function: Callable[..., Any],
+) -> NeededSlopes | NeededWindow | NeededTables | GivenSizes | None:
+    """The function, given the slopes, window, tables, gradients or sizes that it needs; None where it needs none."""
+    needed = with_needed_slopes(function) or with_needed_window(function) or with_needed_tables(function)
+    return needed or with_given_sizes(function)

@@ -24,7 +24,7 @@ from attention_conformance.implementations.discovery.functions.stored_axes impor
     restored,
     stacked,
 )
-from attention_conformance.implementations.discovery.signatures import required, signature_of
+from attention_conformance.implementations.discovery.signatures import required, signature_of, window_names
 from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES, OPTIONS
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature, Packing
@@ -66,8 +66,10 @@ class Served:
     @property
     def passed(self) -> dict[str, str]:
         """Its own names for the options that are passed on, by those that it shows."""
-        known = {n: KNOWN_NAMES[n] for n in self.own.parameters if KNOWN_NAMES.get(n) in PASSED and n not in self.parts}
-        return {RENAMED.get(option, option): name for name, option in known.items()}
+        own = [name for name in self.own.parameters if name not in self.parts]
+        known = {name: KNOWN_NAMES[name] for name in own if KNOWN_NAMES.get(name) in PASSED}
+        windows = {name: name for name in window_names(self.own) if name in own and name not in known}
+        return {RENAMED.get(option, option): name for name, option in known.items()} | windows
 
     @property
     def __signature__(self) -> inspect.Signature:  # what inspect.signature reads
@@ -83,7 +85,8 @@ class Served:
         """What its other options are given that it has to be given."""
         needed = [(shown, name) for shown, name in self.passed.items() if required(self.own.parameters[name])]
         usual = {"scale": max(1, width) ** -0.5, "causal": False}
-        return {name: usual.get(shown, OPTIONS[KNOWN_NAMES[name]].neutral) for shown, name in needed}
+        known = [(shown, name) for shown, name in needed if name in KNOWN_NAMES]
+        return {name: usual.get(shown, OPTIONS[KNOWN_NAMES[name]].neutral) for shown, name in known}
 
     def _taken(self) -> list[str]:
         """The suite's names of what is made of a problem."""

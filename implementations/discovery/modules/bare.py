@@ -47,6 +47,17 @@ class Silent(nn.Module):
         return (*kept, *map(torch.zeros_like, answer[1:]))
 
 
+class Passed(nn.Module):
+    """A module that gives back what it was given first, whatever else it takes: a norm may take a condition, too."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+    def forward(self, first: Any, *_: Any, **__: Any) -> Any:
+        """The first of what it is given."""
+        return first
+
+
 @contextmanager
 def one_group() -> Iterator[None]:
     """Group norms are built with one group, which any width allows: they are left out afterwards."""
@@ -63,10 +74,14 @@ def one_group() -> Iterator[None]:
 
 
 def _norms(module: nn.Module) -> Iterator[str]:
+    inside: tuple[str, ...] = ()
     for path, part in module.named_modules():
         words = type(part).__name__.lower()
+        if path.startswith(inside):
+            continue
         added = any(each in words for each in POSITIONS) and not any(each in words for each in ("rot", "rope"))
         if path and (added or any(norm in words for norm in NORMS) or _of_query_or_key(path, part)):
+            inside = (*inside, f"{path}.")
             yield path
 
 
@@ -142,7 +157,7 @@ def bare(module: nn.Module, left_out: Iterable[str]) -> nn.Module:
         part = getattr(parent, name)
         if isinstance(part, nn.Module):
             relative = "rel" in type(part).__name__.lower() and not any(True for _ in part.parameters())
-            setattr(parent, name, Silent(part) if relative else nn.Identity())
+            setattr(parent, name, Silent(part) if relative else Passed())
         else:
             parent.register_parameter(name, None)
     return module

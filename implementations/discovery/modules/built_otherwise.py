@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructor_names import (
@@ -25,6 +25,10 @@ MOST_TEXTS = 3
 """Texts that one of them is given, one after another."""
 OF_SPANS = {"window", "local", "block", "chunk", "left", "right"}
 """Words in the names of numbers of tokens; three of six leave something out."""
+OF_TOKENS = {"position", "positions", "embeddings", "len", "length", "seq", "seqlen", "context", "tokens"}
+"""Words in the names of limits of tokens."""
+FEW = 16
+"""Tokens, as many as those that a module is looked at with."""
 OF_CAPS = {"cap", "capping", "softcap", "softcapping", "clip", "logit"}
 """Words in the names of limits of scores."""
 OF_SCALING = {"scaling"}
@@ -46,13 +50,31 @@ def turned_on(make: Constructor) -> Iterator[tuple[str, Constructor]]:
 
     What an option does needs not be known, as nothing is expected but that samples, tokens and heads are kept apart.
     """
+    yield from islice(_built(make, [p for p in _options(make) if not words_of(p.name) & NO_OPTIONS]), MOST)
+
+
+def limited(make: Constructor) -> Iterator[tuple[str, Constructor]]:
+    """The class as it is built for few tokens, where it has a limit, and a text that states it."""
+    for option in _options(make):
+        words, default = words_of(option.name), option.default
+        number = isinstance(default, int) and not isinstance(default, bool) and default > FEW
+        if number and "max" in words and words & OF_TOKENS and _can_be_built(other := _with(make, option.name, FEW)):
+            yield f"built with {option.name}={FEW}", other
+
+
+def _options(make: Constructor) -> list[inspect.Parameter]:
+    """What it can be built with and is not given."""
     if make.settings:
-        options = safe_call(lambda: options_of_settings(make.kind, make.settings, make.lenient)).value or []
-    else:
-        signature = safe_call(lambda: of_constructor(make.kind)).value or inspect.Signature()
-        given = {*make.sizes, *make.options, *make.spelled.values(), *make.rates}
-        options = [p for p in signature.parameters.values() if not is_variadic(p) and p.name not in given]
-    yield from islice(_built(make, [p for p in options if not words_of(p.name) & NO_OPTIONS]), MOST)
+        return safe_call(lambda: options_of_settings(make.kind, make.settings, make.lenient)).value or []
+    signature = safe_call(lambda: of_constructor(make.kind)).value or inspect.Signature()
+    given = {*make.sizes, *make.options, *make.spelled.values(), *make.rates}
+    return [p for p in signature.parameters.values() if not is_variadic(p) and p.name not in given]
+
+
+def _with(make: Constructor, name: str, value: object) -> Constructor:
+    """The class as it is built with one option more."""
+    one = {name: value}
+    return replace(make, changed=one) if make.settings else replace(make, options={**make.options, **one})
 
 
 def causal_too(usual: Constructor, others: Mapping[str, Constructor]) -> Iterator[tuple[str, Pair]]:
@@ -74,9 +96,7 @@ def words_of_option(usual: Constructor, other: Constructor) -> set[str]:
 def _built(make: Constructor, options: list[inspect.Parameter]) -> Iterator[tuple[str, Constructor]]:
     for option in sorted(options, key=lambda p: p.default is True):
         for value in _values(make, option):
-            one = {option.name: value}
-            other = replace(make, changed=one) if make.settings else replace(make, options={**make.options, **one})
-            if _can_be_built(other):
+            if _can_be_built(other := _with(make, option.name, value)):
                 yield f"built with {option.name}={value!r}", other
                 if not isinstance(option.default, str):
                     break
@@ -103,4 +123,6 @@ def _values(make: Constructor, option: inspect.Parameter) -> tuple[object, ...]:
     if words & OF_CAPS:
         return (2.0,)
     by_type = {"bool": True, "int": 2, "float": 0.5}
-    return tuple(value for name, value in by_type.items() if name in written) or ((True,) if default is None else (2,))
+    found = tuple(value for name, value in by_type.items() if name in written)
+    unknown = option.annotation in ("", "Any", Any, inspect.Parameter.empty)
+    return found or ((2,) if default is not None else (True,) if unknown else ())  # True is no object of a class

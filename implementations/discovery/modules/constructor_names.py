@@ -246,8 +246,10 @@ def of_part(name: str) -> str:
 
 
 def compared(kind: Any, name: str) -> object:
-    """What an unknown name may be: the first text that the code of a class compares it with, or else False."""
-    return next(iter(texts_compared(kind, name)), False)
+    """What an unknown name may be: the first text that the code of a class compares it with, or else None or False."""
+    text = safe_call(lambda: inspect.getsource(kind)).value or ""
+    nothing = None if re.search(rf"\b{name}\s+is\s+(?:not\s+)?None\b", text) else False
+    return next(iter(texts_compared(kind, name)), nothing)
 
 
 def texts_compared(kind: Any, name: str) -> list[str]:
@@ -312,7 +314,7 @@ def options_of_settings(kind: Any, name: str, lenient: bool) -> list[inspect.Par
     """The settings that a class reads and that are no sizes, with what they are by default."""
     usual = settings_of(kind, name, 12, 3, lenient)
     kinds = safe_call(lambda: get_type_hints(type(usual))).value or {}
-    read = {each: getattr(usual, each, default) for each, default in _read(kind, name).items()}
+    read = {each: getattr(usual, each, default) for each, default in settings_read(kind, name).items()}
     others = {each: default for each, default in read.items() if default is not inspect.Parameter.empty}
     return [
         inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kinds.get(each, ""))
@@ -321,7 +323,7 @@ def options_of_settings(kind: Any, name: str, lenient: bool) -> list[inspect.Par
     ]
 
 
-def _read(kind: Any, name: str) -> dict[str, object]:
+def settings_read(kind: Any, name: str) -> dict[str, object]:
     """The settings that the code of a class reads, and what it takes for one that is missing, where that is written."""
     text = safe_call(lambda: inspect.getsource(kind)).value or ""
     settings = rf"\b(?:{re.escape(name)}|config|cfg)"

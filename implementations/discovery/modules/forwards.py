@@ -24,6 +24,7 @@ from attention_conformance.implementations.discovery.modules.neutrals import (
     OF_KEYS,
     ROTATIONS,
     TABLE_WORDS,
+    Given,
     Neutral,
     combined,
     is_empty_place,
@@ -36,8 +37,10 @@ from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
+    by_keyword,
     check_order,
     is_variadic,
+    known_names,
     positional,
     read_options,
     required,
@@ -115,7 +118,7 @@ class ModuleCall:
     keywords: tuple[str, ...] = ()
     optional: bool = False
     of_context: Mapping[str, str] = field(default_factory=dict)
-    tables: Mapping[str, Neutral] = field(default_factory=dict)
+    tables: Mapping[str, Given] = field(default_factory=dict)
     unread: str = ""
     true_as: float = 0.0
     alone: bool = False
@@ -263,18 +266,19 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     whole = inspect.signature(kind.forward)
     signature = whole.replace(parameters=list(whole.parameters.values())[1:])
     inputs = inputs_in(signature)
-    keywords = tuple(p.name for p in inputs) if any(p.kind is p.KEYWORD_ONLY for p in inputs) else ()
+    keywords = by_keyword(signature, inputs)
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
     named = {p.name for p in inputs}
     others = [p for p in signature.parameters.values() if p.name not in named and (required(p) or is_empty_place(p))]
     of_tables = {p.name for p in others if words_of(p.name) & TABLE_WORDS or p.name in LENGTH_NAMES}
-    unknown = [p.name for p in others if p.name in of_tables or (p.name not in KNOWN_NAMES and "drop" not in p.name)]
+    names = known_names(signature)
+    unknown = [p.name for p in others if p.name in of_tables or (p.name not in names and "drop" not in p.name)]
     known = signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in unknown])
     options = read_options(known, inputs, kwargs)
     count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)
     call = ModuleCall(count, _order(inputs), options, polarity, always=options.weights_returned, keywords=keywords)
     call = replace(call, resets=emptied_by(kind))
-    masks = [p.name for p in others if KNOWN_NAMES.get(p.name) in ("bool_mask", "float_mask")]
+    masks = [p.name for p in others if names.get(p.name) in ("bool_mask", "float_mask")]
     calls = [call]
     if count == 1 and inputs and words_of(inputs[0].name) & OF_LISTS:
         calls += [replace(call, inputs=3, order=order, listed=True) for order in LISTED]

@@ -23,6 +23,8 @@ OF_PADDED = (2, 5, 12, 15)
 """Keys of `PADDED` that are changed: the third is padding in one sample, the last in both."""
 NUMBERS = (0.0, 1.0, -inf)
 """As which True may be given: as a boolean, as 1, or as what is added to the score of a hidden key."""
+KEY_WORDS = {"k", "key", "keys", "kv", "memory", "mem", "context", "ctx", "encoder", "enc"}
+"""Words in the names of masks that are of keys and of nothing else."""
 GIVEN_AS = {0.0: "", 1.0: ", given as 0 and 1", -inf: ", given as 0 and -inf"}
 
 
@@ -110,7 +112,7 @@ def mask_of_keys(
     if not check.run(MASKED).error:
         return None
     for way in sorted(ways, key=lambda each: -agreement(each, PADDED)):
-        if effect := _effect(way):
+        if effect := _effect(way, own):
             return way, f"{note}{_given_as(way)}, and {effect}"
     return None
 
@@ -119,7 +121,7 @@ def _given_as(way: ClaimCheck) -> str:
     return GIVEN_AS[getattr(way.function, "true_as", 0.0)]
 
 
-def _effect(of_keys: ClaimCheck) -> str:
+def _effect(of_keys: ClaimCheck, own: str) -> str:
     """What a wrong mask of keys does; empty where it raises, or puts one vector in the place of some queries alone.
 
     In float64, where what is added to every score of a row is lost.
@@ -131,7 +133,22 @@ def _effect(of_keys: ClaimCheck) -> str:
     changed = masked[[not near(one, other, "float64") for one, other in zip(plain, masked, strict=True)]]
     if not len(changed):
         return "changes nothing"
-    return "" if near(changed, np.broadcast_to(changed[:1], changed.shape), "float64") else "hides other keys"
+    if not near(changed, np.broadcast_to(changed[:1], changed.shape), "float64"):
+        return "hides other keys"
+    return "changes queries alone" if _changes_queries_alone(of_keys, own) else ""
+
+
+def _changes_queries_alone(of_keys: ClaimCheck, own: str) -> bool:
+    """Whether what is one of keys by its name changes the rows of the tokens that it hides, and no others."""
+    fitted = fit(PADDED, of_keys.claims)
+    if isinstance(fitted, Unsupported) or not KEY_WORDS & {*own.lower().split("_")}:
+        return False
+    without, hidden = (output_of(of_keys.run(case, "float64")) for case in (PLAIN, PADDED))
+    left: Booleans = np.asarray(build(fitted, of_keys.dtype).key_padding_mask)
+    left = left if without.ndim == 3 else left[:, None]
+    rows = np.ndindex(without.shape[:-1])
+    same = np.reshape([near(without[row], hidden[row], "float64") for row in rows], without.shape[:-1])
+    return bool((same == left).all())
 
 
 def _rows(output: Floats) -> Floats:

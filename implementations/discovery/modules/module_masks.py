@@ -37,7 +37,7 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
     empty_rows_as_seen,
 )
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
-from attention_conformance.implementations.discovery.vocabulary import LENGTH_NAMES, MASK_NAMES, MaskForm
+from attention_conformance.implementations.discovery.vocabulary import LENGTH_NAMES, MaskForm, is_open_mask
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern
 from attention_conformance.spec.conventions import PaddedTokens, Polarity
 from attention_conformance.spec.features import Feature
@@ -250,7 +250,7 @@ def _without_unlike(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, li
     `attn_mask` alone is a name that others use for masks of 0 and 1 as well; `mask` is, next to a published flag too.
     """
     published = set(PUBLISHED) & set(call.options.named.spelled.values())
-    promised = published - {"attn_mask"} and call.options.spelled.get("float_mask") not in MASK_NAMES
+    promised = published - {"attn_mask"} and not is_open_mask(call.options.spelled.get("float_mask", ""))
     if promised or not {"bool_mask", "float_mask"} <= set(call.options.spelled) or not MASKS & check.claims.features:
         return check, []
     if not published and (error := check.run(shaped(MASKED, call.form)).error):

@@ -8,11 +8,18 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import product
 from math import isqrt, prod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from attention_conformance.implementations.discovery.signatures import role
+
+
+class Given(Protocol):
+    """What is given to a parameter that has to be given."""
+
+    def given(self, x: torch.Tensor, key: torch.Tensor, heads: int) -> Any:
+        """It for the inputs of query and key, (B, L, width)."""
 
 
 class Neutral(StrEnum):

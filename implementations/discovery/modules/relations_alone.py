@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from attention_conformance.implementations.adapters.as_built import INPUTS, ROUNDINGS, AsBuilt, moved_at
 from attention_conformance.implementations.adapters.torch_module import in_mode
@@ -18,11 +20,14 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
 from attention_conformance.implementations.discovery.modules.attempts import attempts
-from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES, Size, size_of
+from attention_conformance.implementations.discovery.modules.constructor_names import SQUARE, SQUARES, Size, size_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall, forward_calls, settled
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
+from attention_conformance.implementations.discovery.modules.tried_calls import tried_calls
+from attention_conformance.implementations.discovery.modules.tried_makes import tried_makes
 from attention_conformance.implementations.discovery.modules.whole_modules import of_unknown_form, plain_problem
+from attention_conformance.implementations.discovery.modules.whole_samples import AnyAxes, of_samples
 from attention_conformance.implementations.discovery.signatures import of_constructor, required
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.cases import Case
@@ -36,6 +41,13 @@ EVEN = (12, 8, 4, 6, 10)
 """Widths for what has names of its own."""
 MOST_MAKES, MOST_CALLS = 6, 12
 """Ways to build it, and to call it, that are tried."""
+MOST_ANSWERED, MOST_LOOKS = 6, 1000
+"""Calls in one layout that are looked at more closely, and those that are tried in all."""
+Layouts: TypeAlias = Sequence[Mapping[str, Any]]
+LAYOUTS: Layouts = ({}, {"spatial": 2}, {"spatial": 1}, {"spatial": 3})
+"""Of the inputs, the usual one first, as `ModuleCall` has them."""
+OF_SQUARES: Layouts = ({"spatial": 4},)
+"""Those of squares of tokens."""
 MOST_NUMBERS = 2**22
 """In the parameters of a module that is looked at."""
 NUMBERS = "its numbers"
@@ -68,24 +80,68 @@ def _sized(tokens: int, case: Case) -> Case | Unsupported:
 def _runs(kind: type[nn.Module], device: str) -> Iterator[tuple[AsBuilt, int]]:
     """The ways to build and call it in which it answers, keeps samples apart, and has something to compare.
 
-    Each with the number of tokens that it is called with.
+    Each with the number of tokens that it is called with. Other layouts, and then a square of tokens, are tried where
+    the usual one is answered in no way of building it.
     """
-    calls = safe_call(lambda: [*islice(forward_calls(kind, Polarity.MASKED_OUT), MOST_CALLS)]).value or []
-    for make in islice(_makes(kind), MOST_MAKES):
-        for call in calls:
-            tokens = make.tokens if make.window in SQUARES else TOKENS
-            if (run := _run(make, call, tokens, device)) is not None:
-                yield run, tokens
+    usual = safe_call(lambda: [*islice(forward_calls(kind, Polarity.MASKED_OUT), MOST_CALLS)]).value or []
+    makes, left = [*islice(_makes(kind), MOST_MAKES)], iter(range(MOST_LOOKS))
+    for tokens, layouts in ((TOKENS, LAYOUTS[:1]), (TOKENS, LAYOUTS[1:]), (SQUARE, (*LAYOUTS, *OF_SQUARES))):
+        for make, module in makes:
+            if make.window in SQUARES and tokens != make.tokens:
+                continue
+            for call in _answered(kind, partial(_far, in_mode(module, False), left, tokens), usual, layouts):
+                each = safe_call(partial(settled, call, module, WIDTH, HEADS, tokens)).value or call
+                if (run := _run(make, module, each, tokens, device)) is not None:
+                    yield run, tokens
 
 
-def _makes(kind: type[nn.Module]) -> Iterator[Constructor]:
-    """Those that can be built at all."""
-    for make in chain(_known(kind), _numbered(kind)):
+def _answered(
+    kind: type[nn.Module], far: Callable[[ModuleCall], int | None], usual: Sequence[ModuleCall], layouts: Layouts
+) -> Iterator[ModuleCall]:
+    """The calls that it answers in these layouts, those that need nothing unknown first."""
+    for layout in layouts:
+
+        def answered(call: ModuleCall, layout: Mapping[str, Any] = layout) -> int | None:
+            return far(replace(call, **layout))
+
+        for calls in ((call for call in usual if answered(call) is None), tried_calls(kind, answered)):
+            yield from (replace(call, **layout) for call in islice(calls, MOST_ANSWERED))
+
+
+class _Counting(TorchFunctionMode):
+    """Counts the operations that are begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _far(module: nn.Module, left: Iterator[int], tokens: int, call: ModuleCall) -> int | None:
+    """How many operations a call begins before it raises, or none where no more are left; None where it answers.
+
+    An answer with more axes than the inputs is that of something that was broadcast.
+    """
+    if next(left, None) is None:
+        return 0
+    x = torch.randn(2, tokens, WIDTH)
+    with torch.no_grad(), _Counting() as counting:
+        answer = safe_call(lambda: call.plain(module, (x, x, x), HEADS)).value
+    usable = isinstance(answer, torch.Tensor) and answer.ndim <= x.ndim and len(answer) == len(x)
+    return None if usable else counting.count
+
+
+def _makes(kind: type[nn.Module]) -> Iterator[tuple[Constructor, nn.Module]]:
+    """Those that can be built at all, each with what is built."""
+    for make in chain(_known(kind), _numbered(kind), tried_makes(kind, WIDTH, HEADS)):
         module = safe_call(partial(make, WIDTH, HEADS)).value
         if module is not None and sum(each.numel() for each in module.parameters()) > MOST_NUMBERS:
             return  # such as a table for each offset in a window of thousands of tokens: each call would take seconds
         if module is not None:
-            yield make
+            yield make, module
 
 
 def _known(kind: type[nn.Module]) -> Iterator[Constructor]:
@@ -103,19 +159,15 @@ def _numbered(kind: type[nn.Module]) -> Iterator[Constructor]:
         yield Constructor(kind, sizes=sizes, options=dict(zip(others, EVEN, strict=False)))
 
 
-def _run(make: Constructor, call: ModuleCall, tokens: int, device: str) -> AsBuilt | None:
-    module = safe_call(partial(make, WIDTH, HEADS)).value
-    if module is None:
-        return None
-    found = safe_call(partial(settled, call, in_mode(module, False), WIDTH, HEADS, tokens)).value
-    if found is None:
-        return None
-    for each in (found, replace(found, length_first=True)):
+def _run(make: Constructor, module: nn.Module, call: ModuleCall, tokens: int, device: str) -> AsBuilt | None:
+    others = () if call.spatial else (replace(call, length_first=True),)
+    for each in (call, *others):
         claims = Claims(Scope.MODULE, frozenset({Feature.AS_BUILT}), fit=partial(_sized, tokens))
         check = ClaimCheck(each, partial(module_run, make), claims, device)
-        run, problem = of_unknown_form(make, module, each, check), plain_problem(check)
-        if run is not None and problem is not None and _keeps_apart(run, problem, device):
-            return run if run.otherwise or run.pieces or run.trained or run.causal else None
+        problem = plain_problem(check)
+        for run in (look(make, module, each, check) for look in (of_unknown_form, of_samples)):
+            if run is not None and problem is not None and _keeps_apart(run, problem, device):
+                return run if run.otherwise or run.pieces or run.trained or run.causal else None
     return None
 
 
@@ -129,7 +181,8 @@ def _keeps_apart(run: AsBuilt, problem: Problem, device: str) -> bool:
     if first is None or second is None:
         return False
     changed = np.abs(first - second).max(-1) > ROUNDINGS * np.abs(first).max()
-    return not changed[1:].any() and int(changed[0].sum()) > 1
+    least = 1 if isinstance(run.call, AnyAxes) else 2
+    return not changed[1:].any() and int(changed[0].sum()) >= least
 
 
 def _output(run: AsBuilt, problem: Problem, device: str) -> Array:

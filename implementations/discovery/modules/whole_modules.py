@@ -24,6 +24,7 @@ from attention_conformance.implementations.discovery.modules.bias_tables import 
 from attention_conformance.implementations.discovery.modules.built_otherwise import (
     OF_CAUSALITY,
     causal_too,
+    limited,
     turned_on,
     words_of_option,
 )
@@ -47,6 +48,7 @@ from attention_conformance.implementations.discovery.modules.own_cache import ca
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns, place_of
 from attention_conformance.implementations.discovery.modules.part_equations import PartEquations
 from attention_conformance.implementations.discovery.modules.part_numbers import numbers
+from attention_conformance.implementations.discovery.modules.same_function import after_longer, other_ways
 from attention_conformance.implementations.discovery.modules.window_masks import (
     UNKNOWN_ORDER,
     WindowMasks,
@@ -75,16 +77,17 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     left_out = bool(make.left_out or make.held)
     direct = replace(call, tap="").alone_with_itself()
     pieces: Mapping[str, Call] = dict(calls_in_pieces(make.kind, direct)) if check.claims.premises.causal else {}
-    if not (left_out or counts or options or pieces) or WIDE not in check.claims.dtypes:
-        return {}
     whole = replace(make, left_out=(), held={}, norms=None)
+    limits = dict(limited(whole))
+    if not (left_out or counts or options or pieces or limits) or WIDE not in check.claims.dtypes:
+        return {}
     module = safe_call(lambda: built(whole)).value
     if module is None:
         return {}
     parts = [*_parts(module, make)]
     premises = check.claims.premises
     sized = bool(premises.length or premises.block or make.window)
-    run = _usual(whole, module, direct, sized)
+    run = usual_run(whole, module, direct, sized)
     run = replace(run, heads=None if premises.alibi else _head_axes(whole))
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
     unordered = unordered and not sized and all(_is_of_tokens(part, make) for part in parts)
@@ -97,11 +100,11 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
         return {}
     makes = {how: replace(whole, options=each.options, changed=each.changed) for how, each in options.items()}
     otherwise = _otherwise(whole, makes, module, direct, sized, check, make) | _tables(whole, module, direct, check)
-    otherwise |= (
-        {} if sized else moved_tokens((whole, replace(make, held={})), usable.call, plain_problem(check), check.device)
-    )
-    harder = _harder(usable, module, check, sized)
-    harder |= _answered(numbers(make, makes, call, check, plain_problem(check)), check)
+    problem = plain_problem(check)
+    if not sized:
+        otherwise |= moved_tokens((whole, replace(make, held={})), usable.call, problem, check.device)
+    equal = numbers(make, makes, call, check, problem)
+    harder = _harder(usable, module, check, sized) | _answered({**equal, **after_longer(usable, limits)}, check)
     return {Feature.AS_BUILT: replace(usable, otherwise=otherwise | harder)}
 
 
@@ -156,8 +159,11 @@ def _otherwise(
         for how, (_, (causal, other)) in pairs.items()
         if {how, causal, other} <= runs.keys()
     }
+    problem, whole = plain_problem(check), usual_run(usual, module, call, sized)
+    ways = {} if problem is None else dict(other_ways(usual, whole, runs, makes, problem))
     calls = {how: (every[how], each.call) for how, each in ({} if sized else runs).items()}
-    return {**runs, **together, **windows, **moved_otherwise(calls, plain_problem(check), check.device)}
+    distances = moved_otherwise(calls, problem, check.device)
+    return {**runs, **together, **windows, **_answered(ways, check), **distances}
 
 
 def _windows(
@@ -180,7 +186,7 @@ def _tables(whole: Constructor, module: nn.Module, direct: ModuleCall, check: Cl
     return _answered({**found, **windows}, check)
 
 
-def _usual(whole: Constructor, module: nn.Module, direct: ModuleCall, sized: bool) -> AsBuilt:
+def usual_run(whole: Constructor, module: nn.Module, direct: ModuleCall, sized: bool) -> AsBuilt:
     """A run without what is known of the class; `module` is one of its instances."""
     summed = any(word in type(part).__name__.lower() for part in module.modules() for word in OVER_TOKENS)
     drops = any("drop" in type(part).__name__.lower() and getattr(part, "p", 1.0) for part in module.modules())
@@ -205,7 +211,8 @@ def of_unknown_form(make: Constructor, module: nn.Module, call: ModuleCall, chec
     sized = bool(make.window)
     otherwise = _otherwise(make, dict(turned_on(make)), module, call, sized, check, make)
     otherwise |= {} if sized else moved_tokens((make,), run.call, plain_problem(check), check.device)
-    return replace(run, otherwise=otherwise | _harder(run, module, check, sized))
+    longer = _answered(after_longer(run, dict(limited(make))), check)
+    return replace(run, otherwise=otherwise | _harder(run, module, check, sized) | longer)
 
 
 def _optional(
@@ -225,7 +232,7 @@ def _by_behaviour(
     whole: Constructor, module: nn.Module, call: ModuleCall, check: ClaimCheck, sized: bool
 ) -> AsBuilt | None:
     """A run that knows whether a token sees a later one; None where it cannot be called."""
-    run = _usual(whole, module, call, sized)
+    run = usual_run(whole, module, call, sized)
     later = _sees_later(run, check)
     if later is None:
         return None

@@ -38,6 +38,7 @@ class Comparison:
         worst: the largest error in units of the bound; infinity for a wrong shape, dtype, NaN or infinity.
         message: empty when everything is within the bounds.
         inconclusive: the bound is so wide that zeros, or the mean of the visible values, would pass as well.
+        unspecified: anything is right; then nothing is conclusive.
         relative: the root mean square of an output's errors over that of the expected numbers, where both are finite;
             None for other parts, and where nothing is compared by a bound or zeros are expected.
         kind: what is wrong; None when everything is within the bounds.
@@ -48,6 +49,7 @@ class Comparison:
     worst: float
     message: str = ""
     inconclusive: bool = False
+    unspecified: bool = False
     relative: float | None = None
     kind: FailureKind | None = None
     summary: str = ""
@@ -79,12 +81,13 @@ def compare(part: str, got: Array | None, expected: Expected, dtype: str, known:
     finite = _only_finite(values, expected)
     relative = _relative(*finite) if part == "output" else None
     if worst > 1.0:
-        return Comparison(worst, _excess(part, values, expected, ratios), False, relative, FailureKind.VALUE)
+        return Comparison(worst, _excess(part, values, expected, ratios), relative=relative, kind=FailureKind.VALUE)
     drift = _largest_drift(values, expected, max(known, worst))
     if drift > 1.0:
-        return Comparison(drift, _drift(part, values, expected), False, relative, FailureKind.VALUE)
+        return Comparison(drift, _drift(part, values, expected), relative=relative, kind=FailureKind.VALUE)
     nothing = expected.value.size > 0 and bool(expected.unspecified.all())
-    return Comparison(max(worst, drift), "", nothing or _is_inconclusive(finite[1]), relative)
+    inconclusive = nothing or _is_inconclusive(finite[1])
+    return Comparison(max(worst, drift), "", inconclusive, nothing, relative)
 
 
 def _failure(kind: FailureKind, message: str) -> Comparison:

@@ -204,7 +204,7 @@ class Judge:
         """
         self.settle()
         if comparison.inconclusive:
-            self.counts.tally += Tally(inconclusive=1)
+            self.counts.add_inconclusive(comparison.unspecified)
             return
         relative = (comparison.relative or 0.0) / unit_roundoff(self.dtype)
         compared = int(comparison.relative is not None)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from attention_conformance.tests.report.verdict import Failure
 
+UNSPECIFIED = "what it claims of padded tokens or empty rows leaves every answer open"
+
 
 @dataclass(frozen=True)
 class Tally:
@@ -69,6 +71,13 @@ class Counts:
     unsupported: list[str] = field(default_factory=list)
     waiting: list[Callable[[], None]] = field(default_factory=list)
     settling: bool = False
+
+    def add_inconclusive(self, unspecified: bool) -> None:
+        """Counts a comparison that proves nothing; where anything is right, it is as if nothing were claimed."""
+        if unspecified:
+            self.unsupported.append(UNSPECIFIED)
+        else:
+            self.tally += Tally(inconclusive=1)
 
     def settle(self, ahead: int = 0) -> None:
         """Makes the checks that wait, but for so many of the last. One that raises is the last that is made."""

@@ -141,3 +141,13 @@ def test_norms_without_a_module_are_recognised(make: Make, name: str) -> None:
 def test_queries_alone_are_no_norm_of_both(make: Make) -> None:
     made = make("def f(q, k, v):\n    return attend(F.rms_norm(q, q.shape[-1:]), k, v)[0]")
     assert not made.claims.premises.qk_norm
+
+
+@pytest.mark.parametrize(
+    ("values", "wrong"), [("", False), ("v = v + v.mean(1, keepdim=True) * (v.shape[1] == 2)", True)]
+)
+def test_a_norm_over_the_width_leaves_each_head_its_own_values(make: Make, values: str, wrong: bool) -> None:
+    made = make(text("nn.RMSNorm(embed_dim, eps=1e-6)", NORMED, values))
+    (verdict,) = run(made, ("heads.independent",), ("float32",))
+    assert made.claims.premises.qk_norm
+    assert verdict.status is (Status.FAIL if wrong else Status.PASS)

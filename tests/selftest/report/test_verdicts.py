@@ -146,6 +146,7 @@ def test_the_plainest_failure_is_shown() -> None:
 
 WRONG = Comparison(np.inf, "wrong", kind=FailureKind.PROPERTY)
 TOO_WIDE = Comparison(0.5, inconclusive=True)
+OPEN = Comparison(0.0, inconclusive=True, unspecified=True)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +156,7 @@ TOO_WIDE = Comparison(0.5, inconclusive=True)
         (_judge(KNOWN), Comparison(0.0), Status.ERROR, "passes, but is expected to fail (it is known): remove the"),
         (_judge(), None, Status.ERROR, "nothing was checked"),
         (_judge(), TOO_WIDE, Status.ERROR, "too wide"),
+        (_judge(), OPEN, Status.NOT_CLAIMED, "leaves every answer open"),
         (_judge(dtype="float16"), TOO_WIDE, Status.NOT_PROVABLE, "every bound in float16 is too wide"),
     ],
 )

@@ -56,6 +56,12 @@ class Dependence:
         own = np.stack([self.seen[b, :, b] for b in range(len(self.seen))])
         return np.asarray(own & ~self.allowed.any(1))
 
+    @property
+    def before(self) -> Booleans:
+        """(B, Lq, Lk): keys before one that the query may see; no causal triangle hides them."""
+        later: Booleans = np.asarray(np.maximum.accumulate(np.asarray(self.allowed.any(1))[..., ::-1], -1))[..., ::-1]
+        return np.concatenate([later[..., 1:], np.zeros_like(later[..., :1])], -1)
+
 
 def seen_keys(implementation: Implementation, failing: Sequence[Observation], device: str) -> Diagnosis | None:
     """Which hidden keys reach the answers to all of the smallest failing cases; None where nothing hidden does."""
@@ -68,8 +74,8 @@ def seen_keys(implementation: Implementation, failing: Sequence[Observation], de
         where = f"such as query {query} of sample {row}, which sees key {key} of sample {sample}"
         return _named(OTHER_SAMPLES, BY_SAMPLES, len(found), where)
     for noun, hides in HIDES.items():
-        if all((each.wrong & hides(each.problem, each.wrong)).any() for each in found):
-            row, query, key = (int(n) for n in np.argwhere(found[0].wrong & hides(found[0].problem, found[0].wrong))[0])
+        if all((each.wrong & hides(each)).any() for each in found):
+            row, query, key = (int(n) for n in np.argwhere(found[0].wrong & hides(found[0]))[0])
             where = f"such as key {key}, which query {query} of sample {row} sees"
             return _named(HIDDEN.format(noun), BY_MASK, len(found), where)
     return None
@@ -134,37 +140,43 @@ def _moved(problem: Problem, sample: int, key: int) -> Problem:
     return changed(problem, **dict.fromkeys(names, move))
 
 
-def _padded(problem: Problem, shape: Booleans) -> Booleans:
-    mask = problem.key_padding_mask
-    return np.zeros_like(shape) if mask is None else np.broadcast_to(~mask[:, None, :], shape.shape)
+def _padded(found: Dependence) -> Booleans:
+    mask, shape = found.problem.key_padding_mask, found.before.shape
+    return np.zeros(shape, bool) if mask is None else np.broadcast_to(~mask[:, None, :], shape)
 
 
-def _short(problem: Problem, shape: Booleans) -> Booleans:
-    lengths = problem.valid_lens
+def _short(found: Dependence) -> Booleans:
+    lengths, shape = found.problem.valid_lens, found.before.shape
     if lengths is None:
-        return np.zeros_like(shape)
+        return np.zeros(shape, bool)
     lengths = lengths[:, None, None] if lengths.ndim == 1 else lengths[:, :, None]
-    return np.broadcast_to(np.arange(shape.shape[-1]) >= lengths, shape.shape)
+    return np.broadcast_to(np.arange(shape[-1]) >= lengths, shape)
 
 
-def _masked(problem: Problem, shape: Booleans) -> Booleans:
-    mask = problem.attn_mask
+def _masked(found: Dependence) -> Booleans:
+    mask, shape = found.problem.attn_mask, found.before.shape
     if mask is None:
-        return np.zeros_like(shape)
+        return np.zeros(shape, bool)
     hidden = ~mask if mask.dtype == bool else np.isneginf(mask.astype(np.float64))
     hidden = hidden.reshape(*[1] * (4 - hidden.ndim), *hidden.shape)
-    return np.broadcast_to(hidden.all(1), shape.shape)
+    return np.broadcast_to(hidden.all(1), shape)
 
 
-def _others_hide(problem: Problem, shape: Booleans) -> Booleans:
-    return ~(_padded(problem, shape) | _short(problem, shape) | _masked(problem, shape))
+def _others_hide(found: Dependence) -> Booleans:
+    return ~(_padded(found) | _short(found) | _masked(found))
 
 
-HIDES: dict[str, Callable[[Problem, Booleans], Booleans]] = {
+def _of_triangle(found: Dependence) -> Booleans:
+    return ~found.before & found.problem.causal
+
+
+HIDES: dict[str, Callable[[Dependence], Booleans]] = {
     "the padding mask": _padded,
     "a valid length": _short,
     "the attention mask": _masked,
-    "the causal triangle": lambda problem, shape: _others_hide(problem, shape) & problem.causal,
-    "a window, or the end of a document,": lambda problem, shape: _others_hide(problem, shape) & (not problem.causal),
+    "the causal triangle": lambda found: _others_hide(found) & found.problem.causal & ~found.before,
+    "a window, or the end of a document,": lambda found: (
+        _others_hide(found) & (found.before | (not found.problem.causal))
+    ),
 }
 """What may hide a key, and where it does, (B, Lq, Lk); what the arrays of a problem do not hide, its options do."""

@@ -1,0 +1,80 @@
+"""Masks whose names the suite does not list: what is one of keys by its words is judged by what it does."""
+
+import pytest
+
+from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
+
+CROSS = """
+class f(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v = (nn.Linear(d_model, d_model) for _ in "qkv")
+    def forward(self, x, memory, {name}=None):
+        q, k, v = (split(f(t), self.h) for f, t in ((self.q, x), (self.k, memory), (self.v, memory)))
+        s = q @ k.mT / q.shape[-1] ** 0.5
+        if {name} is not None:
+            s = s.masked_fill({hidden}, -1e9)
+        return (s.softmax(-1) @ v).transpose(1, 2).flatten(2)
+"""
+FUNCTION = """
+def f(query, key, value, {parameters}):
+    s = query @ key.mT / query.shape[-1] ** 0.5
+    return (s if {name} is None else {masked}).softmax(-1) @ value
+"""
+
+
+def function(name: str, masked: str, parameters: str = "") -> str:
+    return FUNCTION.format(name=name, masked=masked, parameters=parameters or f"{name}=None")
+
+
+@pytest.mark.parametrize("name", ["memory_mask", "encoder_padding_mask", "context_valid_mask"])
+def test_one_of_another_sequence_is_judged(make: Make, name: str) -> None:
+    made = make(CROSS.format(name=name, hidden=f"~{name}[:, None, None]"))
+    assert Feature.KEY_PADDING in made.claims
+    assert made.claims.conventions.bool_mask is Polarity.MAY_ATTEND
+    assert not made.findings
+    assert_conforms(made)
+
+
+def test_one_that_is_added_is_judged(make: Make) -> None:
+    made = make(function("causal_mask", "s + causal_mask"))
+    assert Feature.FLOAT_MASK in made.claims
+    assert_conforms(made)
+
+
+def test_one_that_is_next_to_one_of_queries_is_judged(make: Make) -> None:
+    masked = "s.masked_fill(~k_mask[:, None, None], -torch.inf)"
+    made = make(function("k_mask", masked, "q_mask=None, k_mask=None"))
+    assert Feature.KEY_PADDING in made.claims
+    assert made.findings == {"q_mask": "not judged: the suite knows no mask of that name"}
+    assert_conforms(made)
+
+
+@pytest.mark.parametrize("parameters", ["head_mask=None", "use_mask=False", "causal_mask=False"])
+def test_another_thing_is_none(make: Make, parameters: str) -> None:
+    made = make(function("None", "s", parameters))
+    assert not made.claims.features & {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.KEY_PADDING}
+
+
+@pytest.mark.parametrize("hidden", ["memory_mask[:, None, :, None]", "memory_mask.roll(1, -1)[:, None, None]"])
+def test_one_that_hides_others_in_the_place_of_keys_is_accused(make: Make, hidden: str) -> None:
+    with pytest.raises((AssertionError, RuntimeError), match=r"elements differ|must match the size"):
+        assert_conforms(make(CROSS.format(name="memory_mask", hidden=hidden)))
+
+
+@pytest.mark.parametrize("name", ["k_mask", "key_mask"])
+def test_one_of_keys_by_its_name_that_changes_queries_alone_is_accused(make: Make, name: str) -> None:
+    made = make(function(name, f"s.masked_fill({name}[:, None, :, None], -torch.inf)"))
+    assert Feature.KEY_PADDING in made.claims
+    assert f"its {name!r} mask is one of keys, and changes queries alone" in made.about
+    with pytest.raises((AssertionError, RuntimeError), match=r"expected .* \(NaN\)|must match the size"):
+        assert_conforms(made)
+
+
+def test_one_that_is_ignored_is_accused(make: Make) -> None:
+    made = make(function("kv_valid_mask", "s"))
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(made)
