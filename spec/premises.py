@@ -71,6 +71,11 @@ class Premises:
     block: int = 0
 
     @property
+    def hides_later(self) -> bool:
+        """Whether no query sees a later key: by the flag, or by a window that ends at the query."""
+        return self.causal or self.window_right == 0
+
+    @property
     def _settings(self) -> dict[Premise, Any]:
         sides = (self.window_left, self.window_right)
         return {

@@ -115,10 +115,13 @@ class AsBuilt:
         leaves = {name: given[name] for name in problem.needs}
         return Result(to_array(output), gradients=gradients_of(output, leaves, given["cotangent"]))
 
-    def output(self, problem: Problem, device: str) -> Array:
-        """The output alone."""
-        module = drawn(in_mode(built(self.build, problem, device), False))
-        return self.answer(module, problem, device)
+    def module(self, problem: Problem, device: str) -> nn.Module:
+        """A module for a problem's sizes, with its parameters drawn."""
+        return drawn(in_mode(built(self.build, problem, device), False))
+
+    def output(self, problem: Problem, device: str, call: Call | None = None) -> Array:
+        """The output alone, or that of another call."""
+        return self.answer(self.module(problem, device), problem, device, call)
 
     def without_effect(self, problem: Problem, device: str, known: Collection[str] = ()) -> tuple[str, ...]:
         """The paths of parameters whose values the output does not depend on, but for those that are known."""

@@ -1,9 +1,11 @@
 """Candidates: targets of the command line that need no adapter, made into implementations."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -20,6 +22,9 @@ from attention_conformance.implementations.discovery.targets.loading import (
 )
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import Premises
+
+if TYPE_CHECKING:
+    from attention_conformance.implementations.discovery.functions.backward_alone import BackwardAlone
 
 torch = optional("torch")
 __all__ = ["TargetError", "candidate", "candidates", "distinct", "named", "wrapped"]
@@ -129,7 +134,19 @@ def wrapped(
         return module_candidate(name, target, settings, device, always)
     called = function or target
     assert callable(called)
+    if (alone := _backward_alone(called)) is not None:
+        made = function_candidate(name, alone, settings, device, always)
+        return replace(made, about=f"{made.about}; {alone.about}", stated=(*made.stated, alone.about))
     return with_own_gradients(function_candidate(name, with_inputs_first(called), settings, device, always))
+
+
+def _backward_alone(function: Callable[..., Any]) -> BackwardAlone | None:
+    """The function as attention, where it is a backward pass alone."""
+    if not torch:
+        return None
+    from attention_conformance.implementations.discovery.functions.backward_alone import backward_alone  # imports torch
+
+    return backward_alone(function)
 
 
 def with_parameters(target: object) -> object:

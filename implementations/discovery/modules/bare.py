@@ -53,9 +53,9 @@ class Passed(nn.Module):
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
-    def forward(self, first: Any, *_: Any, **__: Any) -> Any:
+    def forward(self, *given: Any, **named: Any) -> Any:
         """The first of what it is given."""
-        return first
+        return next(iter((*given, *named.values())))
 
 
 @contextmanager

@@ -12,12 +12,14 @@ from attention_conformance.implementations.discovery.signatures import required
 
 EMPTYING, HELD = {"reset", "clear", "empty", "init", "initialize"}, {"cache", "caches", "kv", "state", "states"}
 """Words in the name of a method that empties a cache."""
+ALONE = ("reset", "clear")
+"""Its whole name, where that states no more."""
 
 
 def emptied_by(kind: object) -> str:
     """The method of a module that empties the cache that it holds, by its name; empty for none."""
     methods = vars(kind) if isinstance(kind, type) else {}
-    named = [name for name in methods if name == "reset" or (words_of(name) & EMPTYING and words_of(name) & HELD)]
+    named = [name for name in methods if name in ALONE or (words_of(name) & EMPTYING and words_of(name) & HELD)]
     return next((name for name in named if _called_alone(methods[name])), "")
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from attention_conformance.implementations.adapters.as_built import INPUTS, AsBuilt, Run, moved_at
+from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.contract import Claims, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.claim_checks import MASKED
+from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
@@ -114,6 +117,22 @@ class OthersHidden:
         usual, other = (self.run.output(self.hiding(each), device) for each in (problem, problem.with_arrays(moved)))
         kept = np.where(visible[..., None], other, usual)
         return Result(usual, others={"with other hidden tokens": Result(kept)})
+
+
+@dataclass(frozen=True)
+class WithCounts:
+    """A call that is given counts of each sample, (B,), which follow from the sample alone."""
+
+    call: ModuleCall
+    names: tuple[str, ...]
+
+    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
+        """The answer with these counts."""
+        x = given["query"]
+        counts = (x[:, 0] > 0.0).sum(-1) % x.shape[1] + 1
+        return replace(self.call, always={**self.call.always, **dict.fromkeys(self.names, counts)})(
+            module, given, problem
+        )
 
 
 def mixes_tokens(module: nn.Module) -> bool:

@@ -288,7 +288,7 @@ def module_candidate(
     modes = modes | whole(plan.make, plan.call, replace(check, claims=claims))
     judged = replace(check, claims=claims)
     findings = mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
-    findings = findings | unused_caches(kind, alternatives) | inputs_left_out(plan.make, plan.call)
+    findings = findings | unused_caches(kind, alternatives, modes) | inputs_left_out(plan.make, plan.call)
     findings = findings | not_judged(modes, plan.make, plan.call, judged) | unknown_masks(plan.call, judged)
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
     check = check.stating(*left_out(plan.make, plan.call))
@@ -359,7 +359,7 @@ def _has_modes(plan: ModulePlan) -> bool:
 def _alternatives(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     """Other ways to build and call it that should give the same answer."""
     yield from _called_otherwise(plan)
-    if plan.check.claims.premises.causal:
+    if plan.check.claims.premises.hides_later:
         yield from ((way, plan.run(call, extras={})) for way, call in calls_in_pieces(plan.make.kind, plan.call))
     if not plan.evaluating and _has_modes(plan):
         yield "in evaluation mode", plan.run(evaluating=True, extras={})

@@ -60,6 +60,7 @@ class Neutral(StrEnum):
     ADDED = "zeros (B, 1, Lq, Lk)"
     LENGTHS = "the number of keys (B,)"
     PLACES = "0, 1, 2, ... (B, Lq)"
+    SHARED_PLACES = "0, 1, 2, ... (Lq,)"
     POSITIONS = "zeros (Lk, E)"
     ONE_POSITIONS = "zeros (1, Lk, E)"
     SAMPLE_POSITIONS = "zeros (B, Lk, E)"
@@ -122,6 +123,8 @@ class Neutral(StrEnum):
                 return x.new_ones(batch, length, 1)
             case Neutral.PLACES:
                 return torch.arange(length, device=x.device).expand(batch, -1)
+            case Neutral.SHARED_PLACES:
+                return torch.arange(length, device=x.device)
             case Neutral.LENGTHS:
                 return torch.full((batch,), keys, device=x.device)
             case _ if self in ADDITIVE:
@@ -188,7 +191,10 @@ def neutrals(name: str) -> tuple[Neutral, ...]:
     if name.lower() in SIDES:
         return Neutral.NONE, Neutral.SIDE
     if words & IDS:
-        return Neutral.ZERO, Neutral.NONE, Neutral.FALSE
+        places = (Neutral.PLACES, Neutral.SHARED_PLACES) if words & POSITION_WORDS else ()
+        return (Neutral.ZERO, Neutral.NONE, Neutral.FALSE, *places)
+    if "positions" in words or (words & POSITION_WORDS and words & {"input", "cache"}):
+        return (Neutral.SHARED_PLACES, Neutral.PLACES, Neutral.NONE)
     if "bias" in words:
         return (*OF_SCORES, Neutral.NONE)
     if {"position", "embeddings"} <= words:

@@ -5,18 +5,21 @@ a whole.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, cycle, pairwise, takewhile
 from typing import Any
 
 import torch
 from torch import nn
 
+from attention_conformance.implementations.adapters.as_built import AsBuilt
+from attention_conformance.implementations.adapters.modes import Modes
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.neutrals import IDS, POSITION_WORDS, TABLE_WORDS, words_of
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 
 IN_PIECES = "in pieces through "
@@ -25,13 +28,16 @@ PAST = {"past", "cache"}
 OF_PLACES = POSITION_WORDS | TABLE_WORDS | IDS | {"len", "length"}
 """Words in the names of what states where a piece begins, which has to be given with it."""
 POSITION_NAMES = POSITION_WORDS | {"positions"}
-MAKING, CACHES = {"setup", "set", "init", "make", "create", "allocate", "alloc", "build"}, {"cache", "caches", "kv"}
+MAKING = {"setup", "set", "init", "make", "create", "allocate", "alloc", "build", "new", "empty"}
+CACHES = {"cache", "caches", "kv"}
 """Words in the names of a method that makes a cache."""
 SAMPLES, OF_ROOM, ROOM = {"batch", "bsz", "b"}, {"len", "length", "seq", "seqlen", "tokens", "size"}, 256
 """Words in the names of its sizes, and the tokens that it is to have room for."""
 LEAST = 3
 """Tokens: a first piece, one of several tokens where there are so many, and the last token."""
 INPUTS = ("query", "key", "value")
+Place = Callable[[int, int, int], object]
+"""What states where a piece lies, of the number of samples, its first token and the one after its last."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +49,27 @@ class InPieces:
         past: the parameter that takes the cache; empty where the module holds it, and the call empties it first.
         wanted: what makes it return or use one.
         prepared: its method that makes an empty cache before each sequence, with the sizes that this is given.
+        sizes: tokens of the pieces, over and over; none: a first piece, one of several tokens, and the last token.
+        empty: makes an empty cache that the calls change; None: they return one.
+        places: what states where a piece lies, by the parameter that takes it.
+        part: where in an answer the cache is; 0: where keys and values of all tokens so far are.
+        before: whether another sequence comes first, of which a cache that is written from its beginning keeps nothing.
     """
 
     call: ModuleCall
     past: str
     wanted: Mapping[str, object] = field(default_factory=dict)
     prepared: tuple[str, Mapping[str, int]] = ("", {})
+    sizes: tuple[int, ...] = ()
+    empty: Callable[[nn.Module, torch.Tensor, int], object] | None = None
+    places: Mapping[str, Place] = field(default_factory=dict)
+    part: int = 0
+    before: bool = False
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         tokens = given["query"].shape[1]
         method, sizes = self.prepared
-        if method:
+        if method and not (self.past and self.empty):
             getattr(module, method)(**{n: size or len(given["query"]) for n, size in sizes.items()})
         masked = any(getattr(problem, name) is not None for name in ("attn_mask", "key_padding_mask"))
         if tokens < LEAST or masked or (problem.extension.has_dropout and module.training):
@@ -61,26 +77,45 @@ class InPieces:
         mode = module.training
         in_mode(module, False)  # in which some modules use their cache alone
         try:
+            if self.before:
+                self._in_pieces(module, {**given, **dict.fromkeys(INPUTS, given["query"].flip(1))}, problem)
             return self._in_pieces(module, given, problem)
         finally:
             in_mode(module, mode)
 
     def _in_pieces(self, module: nn.Module, given: Tensors, problem: Problem) -> torch.Tensor:
-        tokens = given["query"].shape[1]
-        cuts, outputs, past = (0, (tokens - 1) // 2, tokens - 1, tokens), [], None
-        for start, stop in pairwise(cuts):
-            if start == stop:
-                continue
+        tokens, outputs = given["query"].shape[1], []
+        past = self.empty(module, given["query"], problem.num_heads) if self.empty else None
+        for start, stop in pairwise(self._cuts(tokens)):
             piece = given["query"][:, start:stop]
-            held: dict[str, object] = {} if past is None else {self.past: past}
+            held: dict[str, object] = {} if past is None or not self.past else {self.past: past}
+            held |= {name: place(len(piece), start, stop) for name, place in self.places.items()}
             call = replace(self.call, always={**self.call.always, **self.wanted, **held})
             call = replace(call, resets="") if start else call
             output, *others = first(call(module, {**given, **dict.fromkeys(INPUTS, piece)}, problem))
-            past = next((part for part in others if _holds(part, stop)), None)
-            if self.past and past is None:
-                raise ValueError(f"it returns no cache of {stop} tokens")
+            past = past if self.empty and not self.part else self._returned(others, stop)
             outputs.append(output)
         return torch.cat(outputs, 1)
+
+    def _cuts(self, tokens: int) -> list[int]:
+        """Where pieces begin and end."""
+        if not self.sizes:
+            return sorted({0, (tokens - 1) // 2, tokens - 1, tokens})
+        return [0, *takewhile(lambda cut: cut < tokens, accumulate(cycle(self.sizes))), tokens]
+
+    def _returned(self, others: list[Any], stop: int) -> Any:
+        """The cache in what is returned after the output.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.part:
+            return others[self.part - 1]
+        past = next((part for part in others if _holds(part, stop)), None)
+        past = next((part for part in others if _holds_few(part)), None) if past is None else past
+        if self.past and past is None:
+            raise ValueError(f"it returns no cache of {stop} tokens")
+        return past
 
 
 def first(answer: Any) -> tuple[Any, ...]:
@@ -96,28 +131,45 @@ def _holds(part: Any, tokens: int) -> bool:
     return all(isinstance(each, torch.Tensor) and each.ndim > 2 and tokens in each.shape[1:] for each in held)
 
 
+def _holds_few(part: Any) -> bool:
+    """Whether a part of an answer is keys and values of as many tokens as a window has."""
+    held = part if isinstance(part, tuple | list) and len(part) > 1 else [None]
+    return all(isinstance(each, torch.Tensor) and each.ndim > 2 for each in held)
+
+
 def calls_in_pieces(kind: object, call: ModuleCall) -> Iterator[tuple[str, InPieces]]:
     """Calls in pieces, by a name for messages; none where no parameter takes a cache, or more is needed with it."""
-    plain = call.inputs == 1 and not (call.tables or call.tap or call.spatial or call.each_sample or call.listed)
-    places = [each for each in _parameters(kind) if words_of(each.name) & OF_PLACES]
-    if not plain or any(_has_to_be_given(kind, each) for each in places):
+    places = [each for each in parameters_of(kind) if words_of(each.name) & OF_PLACES]
+    if not is_plain(call) or call.tables or any(has_to_be_given(kind, each) for each in places):
         return
-    wanted = {each.name: True for each in _parameters(kind) if each.default is False and words_of(each.name) & PAST}
-    yield from ((f"{IN_PIECES}{name}", InPieces(call, name, wanted)) for name in _pasts(kind))
-    method, sizes = _preparing(kind)
+    wanted, pasts = wanted_of(kind), pasts_of(kind)
+    yield from ((f"{IN_PIECES}{name}", InPieces(call, name, wanted)) for name in pasts)
+    if pasts or places:
+        return
+    method, sizes = preparing(kind)
     if method and not call.resets:
         yield f"in pieces after {method}({', '.join(sizes)})", InPieces(call, "", wanted, (method, sizes))
     if call.resets:
         yield f"in pieces after {call.resets}()", InPieces(call, "", wanted)
 
 
-def _has_to_be_given(kind: Any, place: inspect.Parameter) -> bool:
+def is_plain(call: ModuleCall) -> bool:
+    """Whether it is one of a sequence of tokens alone, which can be cut."""
+    return call.inputs == 1 and not (call.tap or call.spatial or call.each_sample or call.listed)
+
+
+def wanted_of(kind: object) -> dict[str, object]:
+    """What makes its forward return or use a cache."""
+    return {each.name: True for each in parameters_of(kind) if each.default is False and words_of(each.name) & PAST}
+
+
+def has_to_be_given(kind: Any, place: inspect.Parameter) -> bool:
     """Whether what states where a piece begins is needed with it; one may be left out that nothing says is needed."""
     text = f"{kind.__doc__} {kind.__init__.__doc__} {kind.forward.__doc__}"
     return place.default is not None or not words_of(place.name) & POSITION_NAMES or place.name in text
 
 
-def _preparing(kind: object) -> tuple[str, Mapping[str, int]]:
+def preparing(kind: object) -> tuple[str, Mapping[str, int]]:
     """The method of a module that makes a cache, and the sizes that it needs: 0 for the samples, else the tokens."""
     methods = vars(kind) if isinstance(kind, type) and issubclass(kind, nn.Module) else {}
     for name, method in methods.items():
@@ -129,17 +181,22 @@ def _preparing(kind: object) -> tuple[str, Mapping[str, int]]:
     return "", {}
 
 
-def unused_caches(kind: object, ways: Collection[str]) -> dict[str, str]:
+def unused_caches(kind: object, alternatives: Collection[str], modes: Modes) -> dict[str, str]:
     """Why it is judged without a cache, by the parameter that takes it."""
-    return {name: "a cache in a form of its own" for name in _pasts(kind) if f"{IN_PIECES}{name}" not in ways}
+    whole = modes.get(Feature.AS_BUILT)
+    ways = {*alternatives, *(whole.pieces if isinstance(whole, AsBuilt) else ())}
+    used = {name for name in pasts_of(kind) for way in ways if way.endswith(f" through {name}")}
+    return {name: "a cache in a form of its own" for name in pasts_of(kind) if name not in used}
 
 
-def _pasts(kind: object) -> list[str]:
-    named = ((each.name, words_of(each.name)) for each in _parameters(kind) if each.default is None)
+def pasts_of(kind: object) -> list[str]:
+    """The parameters of its forward that take a cache, where there is one."""
+    first = (each for each in parameters_of(kind) if each.default is None or each.default is each.empty)
+    named = ((each.name, words_of(each.name)) for each in first)
     return [name for name, words in named if words & PAST and not words & POSITION_NAMES]
 
 
-def _parameters(kind: object) -> list[inspect.Parameter]:
+def parameters_of(kind: object) -> list[inspect.Parameter]:
     """Those of its forward, where it is a module of torch."""
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         return []

@@ -44,9 +44,15 @@ def takes_float_padding(kind: type[nn.Module], spelled: Mapping[str, str]) -> bo
     return re.search(made_boolean, _text(kind)) is None
 
 
+UNSCALED = re.compile(r"\b(?:(?:no|not|without)[- ]scal(?:ing|ed)|unscaled)\b", re.IGNORECASE)
+"""How a text states that scores are not scaled."""
+
+
 def is_unscaled(kind: Callable[..., nn.Module], variant: Variant) -> bool:
-    """Whether its scores are not scaled as it is seen, and by its name are those of T5, which are not."""
-    return variant.scale == 0.0 and not variant.cosine and "T5" in getattr(kind, "__name__", "")
+    """Whether its scores are not scaled as it is seen, and its name, T5's, or its text states that they are not."""
+    if variant.scale != 0.0 or variant.cosine or not isinstance(kind, type):
+        return False
+    return "T5" in kind.__name__ or bool(UNSCALED.search(_text(kind)))
 
 
 def _names(kind: type[nn.Module], method: str) -> set[str]:

@@ -41,8 +41,8 @@ EVEN = (12, 8, 4, 6, 10)
 """Widths for what has names of its own."""
 MOST_MAKES, MOST_CALLS = 6, 12
 """Ways to build it, and to call it, that are tried."""
-MOST_ANSWERED, MOST_LOOKS = 6, 1000
-"""Calls in one layout that are looked at more closely, and those that are tried in all."""
+MOST_ANSWERED, MOST_LOOKS = 6, 150
+"""Calls in one layout that are looked at more closely, and those that are tried of one way to build it."""
 Layouts: TypeAlias = Sequence[Mapping[str, Any]]
 LAYOUTS: Layouts = ({}, {"spatial": 2}, {"spatial": 1}, {"spatial": 3})
 """Of the inputs, the usual one first, as `ModuleCall` has them."""
@@ -84,12 +84,13 @@ def _runs(kind: type[nn.Module], device: str) -> Iterator[tuple[AsBuilt, int]]:
     the usual one is answered in no way of building it.
     """
     usual = safe_call(lambda: [*islice(forward_calls(kind, Polarity.MASKED_OUT), MOST_CALLS)]).value or []
-    makes, left = [*islice(_makes(kind), MOST_MAKES)], iter(range(MOST_LOOKS))
+    makes = [*islice(_makes(kind), MOST_MAKES)]
     for tokens, layouts in ((TOKENS, LAYOUTS[:1]), (TOKENS, LAYOUTS[1:]), (SQUARE, (*LAYOUTS, *OF_SQUARES))):
         for make, module in makes:
             if make.window in SQUARES and tokens != make.tokens:
                 continue
-            for call in _answered(kind, partial(_far, in_mode(module, False), left, tokens), usual, layouts):
+            far = partial(_far, in_mode(module, False), iter(range(MOST_LOOKS)), tokens)
+            for call in _answered(kind, far, usual, layouts):
                 each = safe_call(partial(settled, call, module, WIDTH, HEADS, tokens)).value or call
                 if (run := _run(make, module, each, tokens, device)) is not None:
                     yield run, tokens
@@ -109,7 +110,7 @@ def _answered(
 
 
 class _Counting(TorchFunctionMode):
-    """Counts the operations that are begun."""
+    """Counts the operations that are begun in a module's forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,6 +119,10 @@ class _Counting(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
         return func(*args, **(kwargs or {}))
+
+    def begin(self, *_: object) -> None:
+        """What was given is made, and its forward is called."""
+        self.count = 0
 
 
 def _far(module: nn.Module, left: Iterator[int], tokens: int, call: ModuleCall) -> int | None:
@@ -129,7 +134,9 @@ def _far(module: nn.Module, left: Iterator[int], tokens: int, call: ModuleCall) 
         return 0
     x = torch.randn(2, tokens, WIDTH)
     with torch.no_grad(), _Counting() as counting:
+        handle = module.register_forward_pre_hook(counting.begin)
         answer = safe_call(lambda: call.plain(module, (x, x, x), HEADS)).value
+        handle.remove()
     usable = isinstance(answer, torch.Tensor) and answer.ndim <= x.ndim and len(answer) == len(x)
     return None if usable else counting.count
 

@@ -48,9 +48,12 @@ def variants() -> Iterator[Variant]:
     """The likelier first; those that are no premises only help to read a module that may have a mistake."""
     plain = (Variant(), Variant(Premises(causal=True)))
     yield from plain
-    for each in plain:
-        rotary = replace(each.premises, rotary_base=BASE)
-        yield from (replace(each, premises=rotary, pairing=pairing) for pairing in RotaryPairing)
+    rotary = [
+        replace(each, premises=replace(each.premises, rotary_base=BASE), pairing=pairing)
+        for each in plain
+        for pairing in RotaryPairing
+    ]
+    yield from rotary
     yield from (replace(each, normalised=True) for each in plain)
     cosines = Variant(Premises(scale=1.0), scale=0.0, normalised=True, cosine=True)
     yield from (cosines, replace(cosines, premises=Premises(scale=1.0, causal=True)))
@@ -59,6 +62,7 @@ def variants() -> Iterator[Variant]:
     yield from sloped
     yield from (replace(each, of_all=True, known=False) for each in (*plain, *sloped))
     yield from (replace(each, scale=scale, known=False) for each in plain for scale in (0.0, -1.0, 0.5))
+    yield from (replace(each, scale=0.0, known=False) for each in rotary)
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,8 @@ OF_EXTENTS = (Tried.TWO_EXTENTS, Tried.EXTENTS)
 WHOLE_NUMBERS = (Neutral.ZERO, Tried.LENGTH, Tried.ONE)
 MOST_NEEDED, MOST_GIVEN, ROUNDS = 6, 14, 2
 """Parameters that are given something, what each is given, and how often each is looked at anew."""
+ANSWERED = 1 << 30
+"""Farther than a call comes that raises."""
 
 
 def tried(parameter: inspect.Parameter) -> tuple[Given, ...]:
@@ -121,7 +123,7 @@ def tried(parameter: inspect.Parameter) -> tuple[Given, ...]:
     if words & TABLE_WORDS:
         found += [*TABLES, Tried.LONG_TURNS]
     if not found:
-        found += [Neutral.NONE, *OF_SAMPLES, *OF_PAIRS, *WHOLE_NUMBERS]
+        found += [Neutral.NONE, *OF_SAMPLES, Neutral.HEAD_BIAS, *OF_PAIRS, *WHOLE_NUMBERS]
     known = () if words & {"mask", "masks"} else neutrals(parameter.name)
     return tuple(dict.fromkeys([*found, *known, *(MASKS if len(parameter.name) == 1 else ())]))
 
@@ -168,5 +170,5 @@ def _farthest(
             far = answered(call)
             if far is None:
                 yield call
-            elif far > best:
-                best, given = far, changed
+            if best < ANSWERED and (far is None or far > best):
+                best, given = ANSWERED if far is None else far, changed

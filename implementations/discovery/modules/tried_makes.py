@@ -42,6 +42,8 @@ OF_LAYERS = {"norm", "act", "activation", "layer", "fn", "func", "function", "mo
 OF_PARTS = {"attention", "attn", "inner", "core", "attend", "encoding", "embedding", "pos"}
 OF_PLACES = {"idx", "index", "id", "level", "stage", "shift", "i", "block", "number", "num"}
 OF_SIDES = {"window", "resolution", "ws", "grid", "shape", "patch", "patches", "feat"}
+LEAST_WIDTH = 16
+"""Smaller numbers count something else."""
 FIXED = (Size.WIDTH, Size.HEADS, Size.HEAD_WIDTH)
 
 
@@ -51,7 +53,7 @@ def tried_makes(kind: type[nn.Module], width: int, heads: int) -> Iterator[Const
     parameters = [p for p in signature.parameters.values() if not is_variadic(p)]
     name = settings_parameter(signature)
     given = [p for p in parameters if required(p) and p.name != name]
-    given += [p for p in parameters if not required(p) and size_of(p.name) in FIXED]
+    given += [p for p in parameters if not required(p) and (size_of(p.name) in FIXED or _is_wide(p))]
     changed: Sequence[Mapping[str, object]] = _settings(kind, name, width, heads) if name else [{}]
     choices = [_values(kind, p) for p in given]
     places = sorted(islice(product(*(range(len(each)) for each in choices)), MOST_COMBINED), key=sum)
@@ -62,6 +64,12 @@ def tried_makes(kind: type[nn.Module], width: int, heads: int) -> Iterator[Const
         if name or Size.WIDTH in sizes.values():
             make = Constructor(kind, settings=name, sizes=sizes, options=options, lenient=bool(name), changed=settings)
             yield replace(make, tokens=SQUARE) if {*sizes.values()} & {*SQUARES} else make
+
+
+def _is_wide(parameter: Parameter) -> bool:
+    """Whether it is a width by its words and by what it is by default."""
+    wide = type(parameter.default) is int and parameter.default >= LEAST_WIDTH
+    return wide and bool(words_of(parameter.name) & OF_WIDTHS)
 
 
 def _values(kind: type[nn.Module], parameter: Parameter) -> tuple[Value, ...]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.as_built import AsBuilt, Call, HeadAxes, Run, SeenTogether
+from attention_conformance.implementations.adapters.as_built import AsBuilt, HeadAxes, Run, SeenTogether
 from attention_conformance.implementations.adapters.modes import Modes
-from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.contract import Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -28,6 +26,7 @@ from attention_conformance.implementations.discovery.modules.built_otherwise imp
     turned_on,
     words_of_option,
 )
+from attention_conformance.implementations.discovery.modules.cache_forms import in_long, may_be_driven, pieces_of
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.distances import moved_otherwise, moved_tokens
@@ -37,6 +36,7 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
     Change,
     Changed,
     OthersHidden,
+    WithCounts,
     hiding,
     lengthened,
     mixes_tokens,
@@ -44,7 +44,6 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
 from attention_conformance.implementations.discovery.modules.left_out import never_given
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.neutrals import OF_PARTS, words_of
-from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns, place_of
 from attention_conformance.implementations.discovery.modules.part_equations import PartEquations
 from attention_conformance.implementations.discovery.modules.part_numbers import numbers
@@ -76,10 +75,10 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     options = {} if of_parts else dict(turned_on(make))
     left_out = bool(make.left_out or make.held)
     direct = replace(call, tap="").alone_with_itself()
-    pieces: Mapping[str, Call] = dict(calls_in_pieces(make.kind, direct)) if check.claims.premises.causal else {}
+    caches = check.claims.premises.hides_later and may_be_driven(make.kind, direct)
     whole = replace(make, left_out=(), held={}, norms=None)
     limits = dict(limited(whole))
-    if not (left_out or counts or options or pieces or limits) or WIDE not in check.claims.dtypes:
+    if not (left_out or counts or options or caches or limits) or WIDE not in check.claims.dtypes:
         return {}
     module = safe_call(lambda: built(whole)).value
     if module is None:
@@ -89,6 +88,9 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     sized = bool(premises.length or premises.block or make.window)
     run = usual_run(whole, module, direct, sized)
     run = replace(run, heads=None if premises.alibi else _head_axes(whole))
+    pieces = pieces_of(run, make.kind, direct, plain_problem(check), check.device) if caches else {}
+    if not (left_out or counts or options or pieces or limits):
+        return {}
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
     unordered = unordered and not sized and all(_is_of_tokens(part, make) for part in parts)
     every = replace(run, unordered=unordered, pieces=pieces)
@@ -111,7 +113,8 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
 def _harder(run: AsBuilt, module: nn.Module, check: ClaimCheck, sized: bool) -> dict[str, Run]:
     """The run in a long sequence, and with other tokens where they are hidden, as far as it answers so."""
     found: dict[str, Run] = {}
-    attempts = () if sized else (Changed(each, lengthened) for each in (run, replace(run, pieces={})))
+    runs = () if sized else in_long(run, plain_problem(check), check.device)
+    attempts = (Changed(each, lengthened) for each in runs)
     long = next((each for each in attempts if _answers(each, check, lengthened)), None)
     found |= {} if long is None else {f"in a sequence of {TOKENS} tokens": long}
     hidden = hiding(check.claims)
@@ -238,7 +241,8 @@ def _by_behaviour(
         return None
     if later:  # a premise of the class as it is usually built is none of this one
         return replace(run, causal=False, prefixes=run.prefixes and not check.claims.premises.causal)
-    return replace(run, causal=True, pieces=dict(calls_in_pieces(whole.kind, call)))
+    pieces = pieces_of(run, whole.kind, call, plain_problem(check), check.device)
+    return replace(run, causal=True, pieces=pieces)
 
 
 def _sees_later(run: AsBuilt, check: ClaimCheck) -> bool | None:
@@ -254,22 +258,6 @@ def plain_problem(check: ClaimCheck) -> Problem | None:
     """What whole modules are looked at with; None where the claims allow no such problem."""
     fitted = fit(PLAIN, check.claims)
     return None if isinstance(fitted, Unsupported) else build(fitted, WIDE).forward_only()
-
-
-@dataclass(frozen=True)
-class WithCounts:
-    """A call that is given counts of each sample, (B,), which follow from the sample alone."""
-
-    call: ModuleCall
-    names: tuple[str, ...]
-
-    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
-        """The answer with these counts."""
-        x = given["query"]
-        counts = (x[:, 0] > 0.0).sum(-1) % x.shape[1] + 1
-        return replace(self.call, always={**self.call.always, **dict.fromkeys(self.names, counts)})(
-            module, given, problem
-        )
 
 
 def not_judged(modes: Modes, make: Constructor, call: ModuleCall, check: ClaimCheck) -> dict[str, str]:

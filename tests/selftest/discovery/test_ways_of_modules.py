@@ -90,10 +90,15 @@ def test_positions_that_are_left_out_go_on_behind_a_cache(make: Make, first: str
     assert fails(make, PLACED.format(first=first, text="Causal.")) is wrong
 
 
-def test_positions_that_have_to_be_given_with_a_cache_by_its_documentation_are_not_left_out(make: Make) -> None:
-    made = make(PLACED.format(first="0", text="Next to a cache position_ids are needed."))
+@pytest.mark.parametrize(("more", "wrong"), [("", False), (" * (past < 1)", True)])
+def test_positions_that_have_to_be_given_with_a_cache_by_its_documentation_are(
+    make: Make, more: str, wrong: bool
+) -> None:
+    text = PLACED.format(first="0", text="Next to a cache position_ids are needed.")
+    made = make(text.replace("q, k = ", f"position_ids = position_ids{more}\n        q, k = "))
     assert not [way for way in made.alternatives if "pieces" in way]
-    assert "past_kv" in made.findings
+    (found,) = run(made, ("modules.as-built",), ("float64",))
+    assert found.status is (Status.FAIL if wrong else Status.PASS)
 
 
 HOLDING = """
@@ -242,6 +247,29 @@ def test_scores_are_not_scaled_where_the_name_states_it(make: Make, name: str, s
     (found,) = run(made, ("scores.scale-default",), ("float32",))
     assert found.status is status
     assert "judged without 'position_bias'" in made.about
+
+
+ROTATED_UNSCALED = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.q, self.k, self.v, self.o = heads, *(nn.Linear(dim, dim, bias=False) for _ in range(4))
+    def forward(self, x):
+        q, k, v = (split(each(x), self.h) for each in (self.q, self.k, self.v))
+        width = q.shape[-1]
+        angles = torch.arange(q.shape[-2])[:, None] * 10000.0 ** (-torch.arange(0, width, 2).double() / width)
+        c, s = (each.to(x.dtype) for each in (angles.cos(), angles.sin()))
+        q, k = (torch.cat([a * c - b * s, a * s + b * c], -1) for a, b in (each.chunk(2, -1) for each in (q, k)))
+        return self.o((q @ k.mT).softmax(-1).matmul(v).transpose(1, 2).flatten(2))  # NOTE
+"""
+
+
+@pytest.mark.parametrize(("note", "status"), [("as in T5, no scaling", Status.PASS), ("joined", Status.FAIL)])
+def test_rotated_scores_are_not_scaled_where_the_text_states_it(make: Make, note: str, status: Status) -> None:
+    made = make(ROTATED_UNSCALED.replace("NOTE", note))
+    (found,) = run(made, ("scores.dot-product",), ("float32",))
+    assert found.status is status
+    assert made.claims.premises.rotary_base == 10000.0
 
 
 PREPARED = """
