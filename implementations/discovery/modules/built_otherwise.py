@@ -109,6 +109,8 @@ def _can_be_built(make: Constructor) -> bool:
 def _values(make: Constructor, option: inspect.Parameter) -> tuple[object, ...]:
     """What an option may be given so that it does something, the likelier first; nothing where that is unknown."""
     default, words, written = option.default, words_of(option.name), str(option.annotation).lower()
+    if default is True and words & OF_CAUSALITY:
+        return ()  # what it hides is what it is judged to hide always
     if isinstance(default, bool):
         return (not default,)
     if isinstance(default, str):

@@ -9,7 +9,7 @@ from ast import literal_eval
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
-from functools import partial
+from functools import lru_cache, partial
 from math import isqrt
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -247,14 +247,20 @@ def of_part(name: str) -> str:
 
 def compared(kind: Any, name: str) -> object:
     """What an unknown name may be: the first text that the code of a class compares it with, or else None or False."""
-    text = safe_call(lambda: inspect.getsource(kind)).value or ""
+    text = _source(kind)
     nothing = None if re.search(rf"\b{name}\s+is\s+(?:not\s+)?None\b", text) else False
     return next(iter(texts_compared(kind, name)), nothing)
 
 
+@lru_cache(maxsize=8)
+def _source(kind: Any) -> str:
+    """Its code, kept: settings may be read in each call."""
+    return safe_call(lambda: inspect.getsource(kind)).value or ""
+
+
 def texts_compared(kind: Any, name: str) -> list[str]:
     """The texts that the code of a class compares a name with, each once."""
-    text = safe_call(lambda: inspect.getsource(kind)).value or ""
+    text = _source(kind)
     found = re.finditer(rf"\b{name}\s*(?:==|!=|in)\s*[\[({{]?\s*([\"'])([\w-]+)\1", text)
     return list(dict.fromkeys(each.group(2) for each in found))
 

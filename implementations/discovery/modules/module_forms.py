@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from attention_conformance.implementations.adapters.torch_module import in_mode
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.attempts import attempts
 from attention_conformance.implementations.discovery.modules.bare import around, tap_of
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
@@ -253,7 +254,17 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
     if reading is not None and (refused is not None or not usual):
         make = replace(make, places=reading.places, held=reading.held, widths=False, kv_heads=reading.kv_heads)
     call = replace(call, tap=tap_of(built(make), _last_layer(make), answer, make.width, make.tokens))
+    if call.tap and not _answers_tokens(make, call):
+        raise UnknownFormError(f"its {call.tap!r} answers in another layout than the whole: {REMEDY}")
     return make, call, None if reading is None else reading.variant
+
+
+def _answers_tokens(make: Constructor, call: ModuleCall) -> bool:
+    """Whether what is taken of its answer has samples, tokens and widths as its inputs have them."""
+    x = torch.zeros(2, make.tokens, make.width)
+    with torch.no_grad():
+        output = safe_call(lambda: call.plain(in_mode(built(make), False), (x, x, x), make.heads)).value
+    return output is None or output.shape[:2] == x.shape[:2]
 
 
 def _has_convolutions(module: nn.Module) -> bool:

@@ -52,7 +52,15 @@ def is_unscaled(kind: Callable[..., nn.Module], variant: Variant) -> bool:
     """Whether its scores are not scaled as it is seen, and its name, T5's, or its text states that they are not."""
     if variant.scale != 0.0 or variant.cosine or not isinstance(kind, type):
         return False
-    return "T5" in kind.__name__ or bool(UNSCALED.search(_text(kind)))
+    return "T5" in kind.__name__ or any(UNSCALED.search(_text(each)) for each in (kind, *_inside(kind)))
+
+
+def _inside(kind: type[nn.Module]) -> list[type[nn.Module]]:
+    """The module classes that its constructor names."""
+    init = vars(kind).get("__init__")
+    space: dict[str, object] = getattr(init, "__globals__", {})
+    named = [space.get(name) for name in getattr(getattr(init, "__code__", None), "co_names", ())]
+    return [each for each in named if isinstance(each, type) and issubclass(each, nn.Module)]
 
 
 def _names(kind: type[nn.Module], method: str) -> set[str]:

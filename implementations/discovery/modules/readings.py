@@ -104,8 +104,8 @@ def _unequal(slot: Slot, roles: str, width: int, of_keys: int) -> Iterator[Packe
 
 
 def _groups(letters: str, count: int) -> Iterator[tuple[str, ...]]:
-    if count == 1:
-        yield (letters,) if letters else ()
+    if count <= 1:  # 0 of a layer without rows
+        yield from [(letters,) if letters else ()] * count
         return
     for end in range(1, len(letters) - count + 2):
         for rest in _groups(letters[end:], count - 1):

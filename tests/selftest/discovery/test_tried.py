@@ -64,7 +64,18 @@ class f(nn.Module):
         p = (1 - gate) * attend(q, k, q)[1] + gate * near
         return (p @ split(self.v(x), self.h)).transpose(1, 2).flatten(2){scaled}
 """
+IMAGE = """
+class f(nn.Module):
+    def __init__(self, in_dim):
+        super().__init__()
+        self.q, self.k = nn.Conv2d(in_dim, in_dim // 2, 1), nn.Conv2d(in_dim, in_dim // 2, 1)
+        self.v, self.gamma = nn.Conv2d(in_dim, in_dim, 1), nn.Parameter(torch.tensor(0.5))
+    def forward(self, x):
+        q, k, v = (each(x).flatten(2).mT for each in (self.q, self.k, self.v))
+        return x + self.gamma{scaled} * ((q @ k.mT).softmax(-1) @ v).mT.reshape(x.shape)
+"""
 CASES = {
+    "image": (IMAGE.format(scaled=""), IMAGE.format(scaled=" / len(x)")),
     "conditioned": (CONDITIONED.format(row="[:, None]"), CONDITIONED.format(row="[:, None] * len(x)")),
     "pooled": (POOLED.format(scaled=""), POOLED.format(scaled=" / len(x)")),
     "settings": (SETTINGS.format(given="x"), SETTINGS.format(given="x.cumsum(1) / x.shape[1]")),
@@ -119,8 +130,13 @@ class f(nn.Module):
 """
 
 
-def test_an_option_that_is_an_object_is_not_true(make: Make) -> None:
-    found = run(make(OBJECT), ("modules.as-built",), ("float32",))
+@pytest.mark.parametrize(
+    ("option", "used"), [("kv_cache: Cache | None = None", "kv_cache is None"), ("is_causal: bool = True", "is_causal")]
+)
+def test_an_option_that_makes_what_is_always_hidden_seen_is_not_turned(make: Make, option: str, used: str) -> None:
+    text = OBJECT.replace("kv_cache: Cache | None = None", option).replace("self.kv_cache is None", f"self.{used}")
+    text = text.replace("self.kv_cache = num_heads, kv_cache", f"self.{used.split()[0]} = num_heads, {used.split()[0]}")
+    found = run(make(text), ("modules.as-built",), ("float32",))
     assert Status.FAIL not in {each.status for each in found}
 
 
@@ -149,3 +165,26 @@ def test_a_norm_with_a_condition_is_taken_out_whole(make: Make, scale: str, wron
     assert Feature.PROJECTIONS in made.claims.features
     (found,) = run(made, ("scores.dot-product",), ("float32",))
     assert found.status is (Status.FAIL if wrong else Status.PASS)
+
+
+ACROSS = """
+class Inner(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        return self.out(attend(q, k, v)[0].transpose(1, 2).flatten(2))
+
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(dim), Inner(dim, heads)
+    def forward(self, x):
+        return x + self.inner(self.norm(x.transpose(0, 1))).transpose(0, 1)
+"""
+
+
+def test_a_layer_in_another_layout_than_the_whole_is_not_taken_for_its_answer(make: Make) -> None:
+    assert "another layout" in refused(make, ACROSS)
+    assert make(ACROSS.replace(".transpose(0, 1)", ""), "Inner").claims.features
