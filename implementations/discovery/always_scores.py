@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.always_angles import LENGTH, Angles, angles_of
 from attention_conformance.implementations.discovery.always_norms import BareNorm, kinds, with_epsilon
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.probe import (
@@ -79,7 +82,42 @@ def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Prem
             conventions = replace(check.claims.conventions, rotary_pairing=pairing)
             claims = replace(check.claims, conventions=conventions if base else check.claims.conventions)
             return replace(check, claims=claims), replace(premises, rotary_base=base, softcap=cap)
-    return (check, premises) if premises.qk_norm else _with_norms(check, premises, scores, width)
+    if premises.qk_norm:
+        return check, premises
+    return _with_own_angles(check, premises) or _with_norms(check, premises, scores, width)
+
+
+def _with_own_angles(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Premises] | None:
+    """The same with rotations of another base, or of a part of a head, as weights show them in heads of two widths.
+
+    Raises:
+        TargetError: it rotates by angles that no base has, or by others in other heads.
+    """
+    if Feature.ROTARY in check.claims or premises.rotary_dim is not None:
+        return None
+    found = [each for width in WIDTHS if (each := _angles(check, premises, width)) is not None]
+    if not found or (found[0].base is not None and abs(found[0].factor - 1.0) > HALF):
+        return None  # whose scale is another one, which is a mistake
+    dims = {each.dim if each.dim < each.width else None for each in found}
+    bases = {each.base for each in found if abs(each.factor - 1.0) < HALF}
+    (dim, *others), base = dims, found[0].base
+    if others or bases != {base} or base is None or len(found) < 2:
+        raise TargetError(f"it rotates queries and keys by angles of its own: let it take them as tables, {ADAPTER}")
+    conventions = replace(check.claims.conventions, rotary_pairing=found[0].pairing)
+    always = replace(premises, rotary_base=base, rotary_dim=dim)
+    return replace(check, claims=replace(check.claims, conventions=conventions)), always
+
+
+def _angles(check: ClaimCheck, premises: Premises, width: int) -> Angles | None:
+    """The angles by which heads of a width are rotated, where these explain all of its weights."""
+    scores = safe_call(partial(_seen_at, check, premises, width, PEAKED.score_std, LENGTH)).value
+    if scores is None:
+        return None
+    scale = width**-0.5 if premises.scale is None else premises.scale
+    for found in angles_of(scores.query, scores.key, scores.logs, scale, scores.faintest):
+        if replace(scores, query=found.rotated(scores.query), key=found.rotated(scores.key)).fits(premises.softcap):
+            return found
+    return None
 
 
 Rotation = tuple[float | None, RotaryPairing]
@@ -133,9 +171,10 @@ def _with_norms(check: ClaimCheck, premises: Premises, scores: _Scores, width: i
     return check, premises
 
 
-def _seen_at(check: ClaimCheck, premises: Premises, width: int, size: float) -> _Scores | None:
+def _seen_at(check: ClaimCheck, premises: Premises, width: int, size: float, length: int = 0) -> _Scores | None:
     """The scores of rows of some size; None where the candidate does not show its weights."""
     setup = replace(_setup(check, premises), score_std=size)
+    setup = replace(setup, query_length=length, key_length=length) if length else setup
     observed = Subject(_run(check), _interface(check, width), check.dtype, check.device).weights(setup)
     if not _usable(observed):
         return None

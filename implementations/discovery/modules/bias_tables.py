@@ -28,6 +28,8 @@ COUNTS, DISTANCES = (
     ("max_distance", "relative_attention_max_distance"),
 )
 """Attributes of modules with the buckets of T5, by the names that they have there."""
+ONE_SIDED, BOTH_SIDED = ("is_decoder", "causal", "is_causal"), ("bidirectional",)
+"""Attributes that state whether all buckets are of keys before the query; a mask may hide later ones elsewhere."""
 LONGEST, MOST_BUCKETS = 140, 64
 """Tokens, and rows of a table, that are looked at."""
 RAISED = 4.0
@@ -70,11 +72,18 @@ class BucketRows:
     """Which rows of a table of T5's buckets the last query reads for keys before it, and the first for those after it.
 
     All tokens are alike but one, whose weight rises where the row that its pair reads is raised, and nowhere else.
+
+    Attributes:
+        tables: the module.
+        count: rows of the table.
+        longest: the distance from which on all keys share a row.
+        one_sided: whether all rows are of keys before the query, as the module states; None: it states nothing.
     """
 
     tables: Tables
     count: int
     longest: int
+    one_sided: bool | None = None
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """The rows of equation 33.1, (1, pairs, 1); its `others` are those that are read."""
@@ -90,30 +99,33 @@ class BucketRows:
         moved = [_sizes(each, pairs) for each in self.tables.answers(problem.with_arrays(arrays), device)]
         first, raised = moved[0], np.array(moved[1:])
         causal = not (first[len(pairs) // 2 :] > ROUNDINGS * first.max()).any()
-        chosen = [n for n, pair in enumerate(pairs) if not (causal and pair[0] == 0) and self._is_sure(pair, causal)]
-        expected = [self._row(pairs[n], causal) for n in chosen]
+        one_sided = causal or bool(self.one_sided)
+        chosen = [
+            n for n, pair in enumerate(pairs) if not (one_sided and pair[0] == 0) and self._is_sure(pair, one_sided)
+        ]
+        expected = [self._row(pairs[n], one_sided) for n in chosen]
         read = [int(raised[:, n].argmax()) for n in chosen]
         whole, seen = (np.array(rows, np.float64)[None, :, None] for rows in (expected, read))
         return Result(whole, others={"of T5's buckets": Result(seen)})
 
-    def _place(self, distance: int, causal: bool) -> tuple[int, float]:
+    def _place(self, distance: int, one_sided: bool) -> tuple[int, float]:
         """How many buckets are of one distance each, and where among the others a distance is."""
-        count = self.count if causal else self.count // 2
+        count = self.count if one_sided else self.count // 2
         exact = count // 2
         if distance < exact:
             return exact, 0.0
         return exact, (count - exact) * math.log(distance / exact) / math.log(self.longest / exact)
 
-    def _is_sure(self, pair: tuple[int, int], causal: bool) -> bool:
+    def _is_sure(self, pair: tuple[int, int], one_sided: bool) -> bool:
         """Whether no rounding decides between two buckets."""
-        place = self._place(abs(pair[0] - pair[1]), causal)[1]
+        place = self._place(abs(pair[0] - pair[1]), one_sided)[1]
         return place == 0.0 or abs(place - round(place)) > ROUNDINGS**0.5
 
-    def _row(self, pair: tuple[int, int], causal: bool) -> int:
-        distance, count = abs(pair[0] - pair[1]), self.count if causal else self.count // 2
-        exact, place = self._place(distance, causal)
+    def _row(self, pair: tuple[int, int], one_sided: bool) -> int:
+        distance, count = abs(pair[0] - pair[1]), self.count if one_sided else self.count // 2
+        exact, place = self._place(distance, one_sided)
         row = distance if distance < exact else min(exact + int(place), count - 1)
-        return row if causal or pair[1] < pair[0] else row + count
+        return row if one_sided or pair[1] < pair[0] else row + count
 
 
 def _sizes(output: Array, pairs: list[tuple[int, int]]) -> Array:
@@ -151,7 +163,9 @@ def tables_of(make: Constructor, module: nn.Module, call: Call) -> Mapping[str, 
         count, longest = (_number(owner, names) for names in (COUNTS, DISTANCES))
         if 0 < count <= MOST_BUCKETS and longest > count // 2:
             paths = [path for path, p in module.named_parameters() if len(p) == count and _is_of_biases(path)]
-            found |= {f"the rows of {path}": BucketRows(tables(path), count, longest) for path in paths}
+            found |= {
+                f"the rows of {path}": BucketRows(tables(path), count, longest, _one_sided(owner)) for path in paths
+            }
     if make.window in (Size.WINDOW, Size.WINDOW_SIDES):
         name = next(name for name, size in make.sizes.items() if size is make.window)
         sizes = {other: size for other, size in make.sizes.items() if other != name}
@@ -165,6 +179,15 @@ def tables_of(make: Constructor, module: nn.Module, call: Call) -> Mapping[str, 
         ]
         found |= {f"the rows of {path}": WindowRows(tables(path)) for path in paths}
     return found
+
+
+def _one_sided(owner: nn.Module) -> bool | None:
+    """Whether a module states that it reads distances to keys before the query alone."""
+    for names, meant in ((BOTH_SIDED, False), (ONE_SIDED, True)):
+        stated = next((value for name in names if isinstance(value := getattr(owner, name, None), bool)), None)
+        if stated is not None:
+            return stated is meant
+    return None
 
 
 def _number(owner: nn.Module, names: Collection[str]) -> int:

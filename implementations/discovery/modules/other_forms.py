@@ -20,7 +20,7 @@ from attention_conformance.implementations.discovery.claim_checks import PLAIN, 
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.narrow_windows import refuse_chunks_apart
-from attention_conformance.implementations.discovery.modules.promises import has_published_interface
+from attention_conformance.implementations.discovery.modules.promises import has_published_interface, is_unscaled
 from attention_conformance.implementations.discovery.modules.template import Variant, output_of_problem
 from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.implementations.discovery.signatures import REMEDY
@@ -60,7 +60,7 @@ def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, v
     named = _names_scores(make.kind)  # heads that are small enough to read it may be too small for a part of them
     if named and has_unknown_scores(with_premises(check, NO_PREMISES)[0]):
         raise TargetError(f"its text names {named!r}, and its scores are none that the suite knows: {REMEDY}")
-    if variant is not None and variant.known:
+    if variant is not None and (variant.known or is_unscaled(make.kind, variant)):
         return
     if variant is None:
         _refuse_small_heads(make, call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import nn
 
@@ -53,10 +53,11 @@ UNSCALED = re.compile(r"\b(?:(?:no|not|without)[- ]scal(?:ing|ed)|unscaled)\b", 
 """How a text states that scores are not scaled."""
 
 
-def is_unscaled(kind: type[nn.Module], variant: Variant) -> bool:
+def is_unscaled(kind: Callable[..., nn.Module], variant: Variant) -> bool:
     """Whether its scores are not scaled as it is seen, and its name, T5's, or its text states that they are not."""
-    stated = "T5" in kind.__name__ or any(UNSCALED.search(_text(each)) for each in (kind, *_inside(kind)))
-    return variant.scale == 0.0 and not variant.cosine and stated
+    if variant.scale != 0.0 or variant.cosine or not isinstance(kind, type):
+        return False
+    return "T5" in kind.__name__ or any(UNSCALED.search(_text(each)) for each in (kind, *_inside(kind)))
 
 
 def _inside(kind: type[nn.Module]) -> list[type[nn.Module]]:

@@ -29,13 +29,13 @@ from attention_conformance.implementations.discovery.modules.built_otherwise imp
 from attention_conformance.implementations.discovery.modules.cache_forms import in_long, may_be_driven, pieces_of
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
+from attention_conformance.implementations.discovery.modules.distances import moved_otherwise, moved_tokens
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.harder_inputs import (
     TOKENS,
     Change,
     Changed,
     OthersHidden,
-    Unseen,
     WithCounts,
     hiding,
     lengthened,
@@ -45,15 +45,14 @@ from attention_conformance.implementations.discovery.modules.left_out import nev
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.neutrals import OF_PARTS, words_of
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns, place_of
-from attention_conformance.implementations.discovery.modules.part_equations import PartEquations, equations
+from attention_conformance.implementations.discovery.modules.part_equations import PartEquations
+from attention_conformance.implementations.discovery.modules.part_numbers import numbers
 from attention_conformance.implementations.discovery.modules.same_function import after_longer, other_ways
-from attention_conformance.implementations.discovery.modules.template import Variant
 from attention_conformance.implementations.discovery.modules.window_masks import (
     UNKNOWN_ORDER,
     WindowMasks,
     window_masks,
 )
-from attention_conformance.spec.conventions import DefaultScale
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES
@@ -103,11 +102,11 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
         return {}
     makes = {how: replace(whole, options=each.options, changed=each.changed) for how, each in options.items()}
     otherwise = _otherwise(whole, makes, module, direct, sized, check, make) | _tables(whole, module, direct, check)
-    harder = (
-        _harder(usable, module, check, sized)
-        | _numbers(make, call, check)
-        | _answered(after_longer(usable, limits), check)
-    )
+    problem = plain_problem(check)
+    if not sized:
+        otherwise |= moved_tokens((whole, replace(make, held={})), usable.call, problem, check.device)
+    equal = numbers(make, makes, call, check, problem)
+    harder = _harder(usable, module, check, sized) | _answered({**equal, **after_longer(usable, limits)}, check)
     return {Feature.AS_BUILT: replace(usable, otherwise=otherwise | harder)}
 
 
@@ -122,26 +121,6 @@ def _harder(run: AsBuilt, module: nn.Module, check: ClaimCheck, sized: bool) -> 
     if hidden is not None and run.prefixes and not mixes_tokens(module):
         found |= _answered({"where a mask hides the last tokens": OthersHidden(run, hidden)}, check)
     return found
-
-
-def _numbers(make: Constructor, call: ModuleCall, check: ClaimCheck) -> dict[str, Run]:
-    """What its held parts do by their equations, where these are known, in a long sequence and under a mask, too."""
-    problem, hidden = plain_problem(check), hiding(check.claims)
-    direct = Chosen(call.alone_with_itself(), ())
-    run = None if problem is None else equations(make, direct, _variant(check), problem, check.device)
-    if run is None:
-        return {}
-    how = f"with the numbers of {', '.join(run.uses)}"
-    runs: dict[str, Run] = {how: run, f"{how}, in a sequence of {TOKENS} tokens": Changed(run, lengthened)}
-    runs |= {} if hidden is None else {f"{how}, where a mask hides the last tokens": Unseen(run, hidden)}
-    return _answered(runs, check)
-
-
-def _variant(check: ClaimCheck) -> Variant:
-    """The variant of attention that its claims state."""
-    premises, conventions = check.claims.premises, check.claims.conventions
-    unscaled = conventions.default_scale is DefaultScale.ONE or premises.scale is not None
-    return Variant(premises, conventions.rotary_pairing, scale=0.0 if unscaled else -0.5)
 
 
 def _answered(runs: Mapping[str, Run], check: ClaimCheck) -> dict[str, Run]:
@@ -185,7 +164,9 @@ def _otherwise(
     }
     problem, whole = plain_problem(check), usual_run(usual, module, call, sized)
     ways = {} if problem is None else dict(other_ways(usual, whole, runs, makes, problem))
-    return {**runs, **together, **windows, **_answered(ways, check)}
+    calls = {how: (every[how], each.call) for how, each in ({} if sized else runs).items()}
+    distances = moved_otherwise(calls, problem, check.device)
+    return {**runs, **together, **windows, **_answered(ways, check), **distances}
 
 
 def _windows(
@@ -232,6 +213,7 @@ def of_unknown_form(make: Constructor, module: nn.Module, call: ModuleCall, chec
         return None
     sized = bool(make.window)
     otherwise = _otherwise(make, dict(turned_on(make)), module, call, sized, check, make)
+    otherwise |= {} if sized else moved_tokens((make,), run.call, plain_problem(check), check.device)
     longer = _answered(after_longer(run, dict(limited(make))), check)
     return replace(run, otherwise=otherwise | _harder(run, module, check, sized) | longer)
 
@@ -257,8 +239,10 @@ def _by_behaviour(
     later = _sees_later(run, check)
     if later is None:
         return None
-    pieces = {} if later else pieces_of(run, whole.kind, call, plain_problem(check), check.device)
-    return replace(run, causal=not later, pieces=pieces)
+    if later:  # a premise of the class as it is usually built is none of this one
+        return replace(run, causal=False, prefixes=run.prefixes and not check.claims.premises.causal)
+    pieces = pieces_of(run, whole.kind, call, plain_problem(check), check.device)
+    return replace(run, causal=True, pieces=pieces)
 
 
 def _sees_later(run: AsBuilt, check: ClaimCheck) -> bool | None:

@@ -198,7 +198,7 @@ def test_usual_rotations_are_judged_whatever_the_text_names(make: Make) -> None:
 
 
 def test_rotations_at_rates_that_the_suite_does_not_know_are_no_mistake(make: Make) -> None:
-    with pytest.raises(TargetError, match="its text names scaled rotations, whose angles are unknown"):
+    with pytest.raises(TargetError, match="it rotates queries and keys by angles of its own"):
         make(SLOWER.format(factor="8.0"))
 
 
