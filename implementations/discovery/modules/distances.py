@@ -7,18 +7,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.as_built import INPUTS, ROUNDINGS, Call, drawn
+from attention_conformance.implementations.adapters.as_built import INPUTS, ROUNDINGS, AsBuilt, Call, drawn
 from attention_conformance.implementations.adapters.results import output_of
-from attention_conformance.implementations.adapters.tensors import tensors, to_array
+from attention_conformance.implementations.adapters.tensors import Tensors, tensors, to_array
 from attention_conformance.implementations.adapters.torch_module import built, in_mode
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
+from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.harder_inputs import mixes_tokens
 from attention_conformance.spec.problem import Array, Problem
 
@@ -34,6 +37,8 @@ OF_PLACES = re.compile(
 """What it has where they may depend on more: places in an image, tokens of their own kind, a scale by the length."""
 TOKENS, PLACES, FAR = 6, (4, 7, 13), (4, 67, 131)
 """How many tokens are looked at, and how many others come before them; as many tokens come before and after them."""
+LATER = 5
+"""By how much positions that are given are larger."""
 FAINT = 1e-6
 """Of the weight of a row, what tokens have together that is too little to see how it is divided among them."""
 
@@ -146,6 +151,44 @@ def moved_otherwise(
         for how, (make, call) in calls.items()
         for where, run in moved_tokens((make,), call, problem, device).items()
     }
+
+
+@dataclass(frozen=True, eq=False)
+class AtPositions:
+    """A call that is given the positions of its tokens, (B, L), from this one on."""
+
+    call: ModuleCall
+    name: str
+    first: int
+
+    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
+        """The answer at these positions."""
+        samples, tokens = given["query"].shape[:2]
+        ids = (self.first + torch.arange(tokens, device=given["query"].device)).expand(samples, tokens)
+        return replace(self.call, always={**self.call.always, self.name: ids})(module, given, problem)
+
+
+@dataclass(frozen=True, eq=False)
+class FartherOn:
+    """A whole module that is given positions: where distances alone are read, all of them may be larger."""
+
+    run: AsBuilt
+    call: ModuleCall
+    name: str
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """The output at positions from 0 on; its `others` is that at larger ones."""
+        calls = (Chosen(AtPositions(self.call, self.name, first), ()) for first in (0, LATER))
+        usual, later = (replace(self.run, call=call).output(problem, device) for call in calls)
+        return Result(usual, others={f"with all of them {LATER} larger": Result(later)})
+
+
+def at_larger_positions(run: AsBuilt, make: Constructor, module: nn.Module, call: ModuleCall) -> dict[str, FartherOn]:
+    """The run with positions, where it takes them and reads distances; nothing else."""
+    name = call.options.named.spelled.get("query_positions", "")
+    if not name or name in call.tables or not reads_distances(make.kind, module):
+        return {}
+    return {f"with {name} from 0 on": FartherOn(run, call, name)}
 
 
 def _is_shown(run: Moved, problem: Problem, device: str) -> bool:

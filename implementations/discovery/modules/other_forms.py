@@ -39,12 +39,8 @@ EXPLAINED, SAME_FACTOR = 1e-3, 1e-2
 
 SCALED_ROTATIONS = re.compile(r"yarn|\bntk|(rope|rotary)_?scal|llama3_?rope|longrope", re.IGNORECASE)
 """What the text of a class has whose rotations are slower than usual, by rules that the suite does not know."""
-OF_SCORES = re.compile(
-    r"\b_?rope\w*|\w*rotary\w*|\w*rotate\w*|\bfreqs\w*|\w*alibi\w*|\w*relative\w*|\w*rel_pos\w*|\w*pos_bias\w*"
-    r"|\w*l2_?norm\w*|\bF\.normalize|\w*rms_?norm\w*|\w*temperature\w*",
-    re.IGNORECASE,
-)
-"""What the text of a class has whose scores may follow rules of their own: positions, norms and factors."""
+OF_SCORES = re.compile(r"\w*l2_?norm\w*|\bF\.normalize|\.norm(?=\()|\w*rms_?norm\w*|\w*temperature\w*", re.IGNORECASE)
+"""What the text of a class has whose scores may follow rules of their own: norms without gains, and factors."""
 
 
 def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, variant: Variant | None) -> None:
@@ -57,7 +53,9 @@ def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, v
     if published:
         return
     refuse_chunks_apart(make, check)
-    named = _names_scores(make.kind)  # heads that are small enough to read it may be too small for a part of them
+    normalised = variant is not None and variant.known and (variant.cosine or variant.normalised)
+    named = "" if normalised else _names_scores(make.kind)
+    # heads that are small enough to read it may be too small for a part of them
     if named and has_unknown_scores(with_premises(check, NO_PREMISES)[0]):
         raise TargetError(f"its text names {named!r}, and its scores are none that the suite knows: {REMEDY}")
     if variant is not None and (variant.known or is_unscaled(make.kind, variant)):

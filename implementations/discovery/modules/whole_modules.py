@@ -29,7 +29,11 @@ from attention_conformance.implementations.discovery.modules.built_otherwise imp
 from attention_conformance.implementations.discovery.modules.cache_forms import in_long, may_be_driven, pieces_of
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
-from attention_conformance.implementations.discovery.modules.distances import moved_otherwise, moved_tokens
+from attention_conformance.implementations.discovery.modules.distances import (
+    at_larger_positions,
+    moved_otherwise,
+    moved_tokens,
+)
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.harder_inputs import (
     TOKENS,
@@ -214,7 +218,8 @@ def of_unknown_form(make: Constructor, module: nn.Module, call: ModuleCall, chec
     sized = bool(make.window)
     otherwise = _otherwise(make, dict(turned_on(make)), module, call, sized, check, make)
     otherwise |= {} if sized else moved_tokens((make,), run.call, plain_problem(check), check.device)
-    longer = _answered(after_longer(run, dict(limited(make))), check)
+    later = at_larger_positions(run, make, module, call)
+    longer = _answered({**after_longer(run, dict(limited(make))), **later}, check)
     return replace(run, otherwise=otherwise | _harder(run, module, check, sized) | longer)
 
 

@@ -181,3 +181,31 @@ def test_buckets_of_a_decoder(make: Make, causal: str, one_sided: str, scale: st
     made = make(UNSCALED.format(causal=causal, one_sided=one_sided, scale=scale), "T5Attention")
     found = run(made, ("modules.as-built", "scores.dot-product", "scores.scale-default"), ("float64",))
     assert any(each.status is Status.FAIL for each in found) is wrong
+
+
+PLACED = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def rotary(self, x, at):
+        a, b = x.chunk(2, -1)
+        turns = at[:, None, :, None] * 10000.0 ** -(torch.arange(a.shape[-1]) / a.shape[-1])
+        return torch.cat([a * turns.cos() - b * turns.sin(), b * turns.cos() + a * turns.sin()], -1)
+    def forward(self, x, position_ids=None):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        usual = torch.arange(x.shape[1])[None]
+        position_ids = usual if position_ids is None else position_ids
+        q, k = self.rotary(q * (1.0 + q.norm(dim=-1, keepdim=True)), position_ids), self.rotary(k, {keys})
+        return self.out(attend(q, k, v, causal=True)[0].transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("keys", "wrong"), [("position_ids", False), ("usual", True)])
+def test_all_positions_may_be_larger(tmp_path: Path, keys: str, wrong: bool) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(START + PLACED.format(keys=keys))
+    made = candidate(f"{file}:f", {}, in_part=True)
+    assert "its numbers" in made.findings
+    (found,) = run(made, ("modules.as-built",), ("float64",))
+    assert (found.status is Status.FAIL) is wrong

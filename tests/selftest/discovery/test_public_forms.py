@@ -212,24 +212,30 @@ class f(nn.Module):
     def __init__(self, embed_dim, num_heads):
         super().__init__()
 
-    def forward(self, query, key, value, key_padding_mask=None, {float_mask}=None):
+    def forward(self, query, key, value, key_padding_mask=None, {float_mask}=None{flag}):
         {body}
 """
 
 
 @pytest.mark.parametrize(
-    ("float_mask", "body", "takes"),
+    ("float_mask", "flag", "body", "takes"),
     [
-        ("attn_mask", "return query", True),
-        ("attn_bias", "return query", False),
-        ("attn_mask", "return query.masked_fill(key_padding_mask[..., None].to(torch.bool), 0.0)", False),
+        ("attn_mask", ", is_causal=False", "return query", True),
+        ("attn_mask", "", "return query", False),
+        ("attn_bias", ", is_causal=False", "return query", False),
+        (
+            "attn_mask",
+            ", is_causal=False",
+            "return query.masked_fill(key_padding_mask[..., None].to(torch.bool), 0.0)",
+            False,
+        ),
     ],
 )
 def test_numbers_in_a_padding_mask_are_promised_by_names_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, float_mask: str, body: str, takes: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, float_mask: str, flag: str, body: str, takes: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(START + PADDED.replace("{float_mask}", float_mask).replace("{body}", body))
+    (tmp_path / "mine.py").write_text(START + PADDED.format(float_mask=float_mask, flag=flag, body=body))
     kind = load_target("mine.py:f")
     assert isinstance(kind, type)
     assert takes_float_padding(kind, {"key_padding_mask": "key_padding_mask", "float_mask": float_mask}) is takes
