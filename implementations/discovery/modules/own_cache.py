@@ -125,7 +125,8 @@ def first(answer: Any) -> tuple[Any, ...]:
 
 def _holds(part: Any, tokens: int) -> bool:
     """Whether a part of an answer is keys and values of so many tokens."""
-    held = [part] if isinstance(part, torch.Tensor) and len(part) == 2 else part
+    stacked = isinstance(part, torch.Tensor) and part.ndim > 3 and 2 in part.shape[:2]
+    held = [part] if stacked else part
     if not isinstance(held, tuple | list) or not held:
         return False
     return all(isinstance(each, torch.Tensor) and each.ndim > 2 and tokens in each.shape[1:] for each in held)

@@ -124,3 +124,25 @@ def f(query, key, value, one_sided_window):
     return (s.softmax(-1) @ v).transpose(1, 2)
 """
     assert not failing(make, text, "numerics.exact", "window.*")
+
+
+STACKED = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def forward(self, x, past=None):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        if past is not None:
+            k, v = torch.cat([past.unbind(1)[0], k], 2), torch.cat([past.unbind(1)[1], v], 2)
+        later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu({first})
+        s = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf)
+        return self.out((s.softmax(-1) @ v).transpose(1, 2).flatten(2)), torch.stack([k, v], 1)
+"""
+
+
+@pytest.mark.parametrize(("first", "wrong"), [("k.shape[2] - q.shape[2] + 1", False), ("1", True)])
+def test_keys_and_values_may_be_stacked_behind_the_samples(make: Make, first: str, wrong: bool) -> None:
+    text = STACKED.format(first=first)
+    assert Feature.AS_BUILT in make(text).claims
+    assert bool(failing(make, text, "modules.as-built", "relations.alternatives")) is wrong
