@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
+from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
+
+TOKENS, NARROW = 6, 2
+"""Of the inputs with which it is looked at, and of a window that hides some of them."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +26,14 @@ class NeededWindow:
     Attributes:
         function: it.
         window: its parameter that takes a number of tokens.
+        axis: that of the tokens in its inputs.
+        halved: whether a window of all tokens does not show all of them to each.
     """
 
     function: Callable[..., Any]
     window: str
+    axis: int = -2
+    halved: bool = False
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -40,8 +50,8 @@ class NeededWindow:
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """The function's answer."""
         if options.get(self.window) is None:
-            tokens = sum(query.shape[1:-1]) + sum(key.shape[1:-1])  # on whichever axis
-            options[self.window] = 1 + 2 * tokens  # some halve it
+            tokens = max(1, query.shape[self.axis], key.shape[self.axis])
+            options[self.window] = 2 * tokens + 1 if self.halved else tokens
         return self.function(query, key, value, **options)
 
 
@@ -50,9 +60,22 @@ def with_needed_window(function: Callable[..., Any]) -> NeededWindow | None:
     signature = safe_call(lambda: signature_of(function)).value
     own = [] if signature is None else [p.name for p in signature.parameters.values() if required(p)][3:]
     windows = [name for name in own if "window" in name.lower().split("_")]
-    if own and own == windows[:1]:
-        made = NeededWindow(function, windows[0])
-        for shape in ((2, 3, 5, 4), (2, 5, 3, 4), (2, 5, 4)):
-            if any(safe_call(partial(made, x, x, x)).value is not None for x in of_each_kind(shape)):
-                return made
+    return _shown(function, windows[0]) if own and own == windows[:1] else None
+
+
+def _shown(function: Callable[..., Any], window: str) -> NeededWindow | None:
+    """The axis of the tokens is the one along which a window hides something."""
+    for axis, shape in ((-2, (1, 1, TOKENS, 4)), (-3, (1, TOKENS, 1, 4)), (-2, (1, TOKENS, 4))):
+        for x in of_each_kind(shape):
+            narrow, whole, wide = (
+                safe_call(partial(function, x, x, x, **{window: number})).value
+                for number in (NARROW, TOKENS, 2 * TOKENS + 1)
+            )
+            if wide is not None and not _alike(narrow, wide):
+                return NeededWindow(function, window, axis, halved=not _alike(whole, wide))
     return None
+
+
+def _alike(one: Any, other: Any) -> bool:
+    one, other = (each[0] if isinstance(each, tuple | list) and each else each for each in (one, other))
+    return bool(safe_call(lambda: near(np.asarray(one), np.asarray(other), "float32")).value)
