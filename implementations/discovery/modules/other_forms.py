@@ -39,7 +39,7 @@ EXPLAINED, SAME_FACTOR = 1e-3, 1e-2
 
 SCALED_ROTATIONS = re.compile(r"yarn|\bntk|(rope|rotary)_?scal|llama3_?rope|longrope", re.IGNORECASE)
 """What the text of a class has whose rotations are slower than usual, by rules that the suite does not know."""
-OF_SCORES = re.compile(r"\w*l2_?norm\w*|\bF\.normalize|\.norm(?=\()|\w*rms_?norm\w*|\w*temperature\w*", re.IGNORECASE)
+OF_SCORES = re.compile(r"\w*l2_?norm\w*|\bF\.normalize|(?<!self)\.norm(?=\()|\w*temperature\w*", re.IGNORECASE)
 """What the text of a class has whose scores may follow rules of their own: norms without gains, and factors."""
 
 
