@@ -15,10 +15,13 @@ from attention_conformance.implementations.api.contract import Claims, Result, U
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.claim_checks import MASKED
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 
+OF_MEMORY = {"mem", "memory", "null"}
+"""Words in the names of keys and values that are parameters."""
 TOKENS = 134
 """More than two blocks of 64, and no multiple of a power of two."""
 Change = Callable[[Problem], Problem]
@@ -142,5 +145,6 @@ def mixes_tokens(module: nn.Module) -> bool:
         wide = any(extent > 1 for extent in np.ravel(getattr(part, "kernel_size", 1)))
         if wide or any(word in words for word in ("pool", "conv1d", "lstm", "gru", "rnn", "mixer", "shift")):
             return True
-    kernels = (parameter.shape for parameter in module.parameters() if parameter.ndim > 2)
+    named = ((words_of(name), parameter) for name, parameter in module.named_parameters())
+    kernels = (parameter.shape for words, parameter in named if parameter.ndim > 2 and not words & OF_MEMORY)
     return any(shape[-1] > 1 for shape in kernels)

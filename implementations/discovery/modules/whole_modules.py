@@ -170,7 +170,20 @@ def _otherwise(
     ways = {} if problem is None else dict(other_ways(usual, whole, runs, makes, problem))
     calls = {how: (every[how], each.call) for how, each in ({} if sized else runs).items()}
     distances = moved_otherwise(calls, problem, check.device)
-    return {**runs, **together, **windows, **_answered(ways, check), **distances}
+    answered = _answered({**ways, **_masked(runs, check, problem)}, check)
+    return {**runs, **together, **windows, **answered, **distances}
+
+
+def _masked(runs: Mapping[str, AsBuilt], check: ClaimCheck, problem: Problem | None) -> dict[str, Run]:
+    """What they answer where a mask hides the last tokens, if nothing else brings tokens together."""
+    hidden, found = hiding(check.claims), dict[str, Run]()
+    if hidden is None or problem is None:
+        return found
+    for how, run in runs.items():
+        module = safe_call(partial(run.build, problem)).value
+        if run.prefixes and module is not None and not mixes_tokens(module):
+            found[f"{how}, where a mask hides the last tokens"] = OthersHidden(run, hidden)
+    return found
 
 
 def _windows(

@@ -374,3 +374,24 @@ def test_windows_before_images_are_right_in_a_model_that_cuts_so_and_said_to_be_
     text = WINDOWS.format(repeated="repeat_interleave(len(x) // len(mask), 0)")
     assert not is_caught(make, text)
     assert "first windows of all images first" in make(text).findings["mask"]
+
+
+REMEMBERED = """
+class f(nn.Module):
+    def __init__(self, dim, heads, num_mem_kv=0):
+        super().__init__()
+        self.h, self.m, self.qkv, self.out = heads, num_mem_kv, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        if num_mem_kv:
+            self.mem_kv = nn.Parameter(torch.randn(2, heads, num_mem_kv, dim // heads))
+    def forward(self, x, mask=None):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        if self.m:
+            k, v = (torch.cat([m.expand(len(x), -1, -1, -1), each], 2) for m, each in zip(self.mem_kv, (k, v)))
+        mask = None if mask is None else F.pad(mask, {padded}, value=True)[:, None, None]
+        return self.out(attend(q, k, v, mask)[0].transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("padded", "wrong"), [("(self.m, 0)", False), ("(0, self.m)", True)])
+def test_a_mask_hides_the_same_tokens_with_an_option(make: Make, padded: str, wrong: bool) -> None:
+    assert is_caught(make, REMEMBERED.format(padded=padded)) is wrong
