@@ -44,8 +44,15 @@ class Shipped:
     own: Mapping[str, str]
 
     def keywords(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options that are given, under its own names; and the flag by which it returns its log-sum-exps."""
-        return {self.own[name]: value for name, value in options.items() if name in self.own}
+        """The given options under its own names, and what switches a causal flag off that is on by default."""
+        given = {self.own[name]: value for name, value in options.items() if name in self.own}
+        return {**self._switched_off, **given}
+
+    @cached_property
+    def _switched_off(self) -> dict[str, Any]:
+        flag = self.own.get("is_causal", "")
+        parameter = safe_call(lambda: inspect.signature(self.function).parameters.get(flag)).value
+        return {flag: False} if parameter is not None and parameter.default is True else {}
 
 
 Call: TypeAlias = Callable[[Shipped, Any, Any, Any, dict[str, Any]], Any]

@@ -146,3 +146,18 @@ def test_keys_and_values_may_be_stacked_behind_the_samples(make: Make, first: st
     text = STACKED.format(first=first)
     assert Feature.AS_BUILT in make(text).claims
     assert bool(failing(make, text, "modules.as-built", "relations.alternatives")) is wrong
+
+
+KEPT = """
+def f(q, k_cache, v_cache, cache_seqlens=None, softmax_scale=None, causal=True):
+    q, k, v = (x.transpose(1, 2) for x in (q, k_cache, v_cache))
+    n = torch.full((len(q),), k.shape[2]) if cache_seqlens is None else cache_seqlens
+    j, last = torch.arange(k.shape[2]), (n[:, None] - q.shape[2] + torch.arange(q.shape[2]))[:, None, :, None]
+    hidden = (j >= n[:, None, None, None]) | (j > last) if causal else j >= n[:, None, None, None]
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    return (q @ k.mT * scale).masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0.0).matmul(v).transpose(1, 2)
+"""
+
+
+def test_a_flag_that_is_on_by_default_is_switched_off(make: Make) -> None:
+    assert not failing(make, KEPT, "values.*", "causal.*", "relations.*")
