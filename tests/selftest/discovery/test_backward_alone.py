@@ -7,6 +7,7 @@ from attention_conformance.implementations.discovery.functions.backward_alone im
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.thorough import thorough
 
 OF_TENSORS = """
 def f(dout, q, k, v, out, softmax_lse, softmax_scale=None, causal=False):
@@ -48,8 +49,8 @@ def f(query, key, value, attn, grad_output):
         (OF_TENSORS.format(scale="scale", ahead="0"), False),
         (OF_TENSORS.format(scale="q.shape[-1] ** -0.5", ahead="0"), True),
         (OF_TENSORS.format(scale="scale", ahead="(s.shape[-1] > 64)"), True),
-        (OF_ARRAYS.format(adds="+="), False),
-        (OF_ARRAYS.format(adds="="), True),
+        pytest.param(OF_ARRAYS.format(adds="+="), False, marks=thorough),
+        pytest.param(OF_ARRAYS.format(adds="="), True, marks=thorough),
         (OF_WEIGHTS.format(axis="-1"), False),
         (OF_WEIGHTS.format(axis="-2"), True),
     ],

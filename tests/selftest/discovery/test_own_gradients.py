@@ -6,6 +6,7 @@ from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.thorough import thorough
 
 PASSES = """
 def f_forward(q, k, v, scale=None):
@@ -35,7 +36,9 @@ f = f_forward
 LOST = "q.shape[-1] ** -0.5"
 
 
-@pytest.mark.parametrize(("form", "axes"), [(RETURNED, "B, H, L, d"), (RETURNED, "N, L, d"), (NEXT_TO, "L, d")])
+@pytest.mark.parametrize(
+    ("form", "axes"), [(RETURNED, "B, H, L, d"), (NEXT_TO, "L, d"), pytest.param(RETURNED, "N, L, d", marks=thorough)]
+)
 @pytest.mark.parametrize(("scale", "wrong"), [("scale", False), (LOST, True)])
 def test_gradients_of_its_own_are_judged(make: Make, form: str, axes: str, scale: str, wrong: bool) -> None:
     made = make(PASSES.format(scale=scale, axes=axes) + form)
