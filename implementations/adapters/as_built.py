@@ -105,7 +105,7 @@ class AsBuilt:
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """The output with its gradients of inputs, or with the outputs that have to be the same."""
-        module = drawn(in_mode(built(self.build, problem, device), False))
+        module = self.module(problem, device)
         if problem.cotangent is None:
             output = self.answer(module, problem, device)
             others = {how: Result(x) for how, x in self._others(module, problem, device, output)}
@@ -125,7 +125,7 @@ class AsBuilt:
 
     def without_effect(self, problem: Problem, device: str, known: Collection[str] = ()) -> tuple[str, ...]:
         """The paths of parameters whose values the output does not depend on, but for those that are known."""
-        module = drawn(in_mode(built(self.build, problem, device), False))
+        module = self.module(problem, device)
         output, idle = self.answer(module, problem, device), []
         for path, parameter in module.named_parameters():
             if path in known:
@@ -143,7 +143,7 @@ class AsBuilt:
 
     def seen(self, problem: Problem, device: str) -> Array:
         """(L, L), True = the row of the first token depends on the second one."""
-        module = drawn(in_mode(built(self.build, problem, device), False))
+        module = self.module(problem, device)
         whole, columns = self.answer(module, problem, device), []
         for token in range(problem.query.shape[1]):
             moved = problem.with_arrays({name: moved_at(getattr(problem, name), token) for name in INPUTS})
@@ -176,7 +176,7 @@ class AsBuilt:
         for how, call in self.pieces.items():
             yield how, self.answer(module, problem, device, call)
         if self.heads is not None:
-            other = drawn(in_mode(built(self.build, problem, device), False))
+            other = self.module(problem, device)
             apart = self.heads.reordered(other, problem, device)
             output = self.answer(other, problem, device)
             yield "heads in another order", output if apart is None else _in_place(output, apart)

@@ -90,8 +90,8 @@ def angles_of(query: Floats, key: Floats, logs: Floats, scale: float, faintest: 
         if (found := _solved(rows, seen, RotaryPairing.HALVES, dim)) is not None:
             yield found
     if (found := _solved(rows, seen, RotaryPairing.INTERLEAVED, width)) is not None:
-        turned = np.flatnonzero(np.abs(found.turns) > HALF)
-        yield replace(found, turns=found.turns[: turned[-1] + 1]) if len(turned) else found
+        moving = np.flatnonzero(np.abs(found.turns) > HALF)
+        yield replace(found, turns=found.turns[: moving[-1] + 1]) if len(moving) else found
 
 
 def _solved(rows: tuple[Floats, ...], seen: Floats, pairing: RotaryPairing, dim: int) -> Angles | None:

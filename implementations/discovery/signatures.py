@@ -160,6 +160,13 @@ def _library(kind: type) -> str:
     return next((package for package in packages if package in LIBRARIES), "")
 
 
+def dispensable(signature: inspect.Signature, name: str) -> inspect.Signature:
+    """The signature with all but the first three by keyword, of which one need not be given."""
+    inputs = [p.name for p in positional(signature)[:3]]
+    named = [p if p.name in inputs else p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values()]
+    return signature.replace(parameters=[p.replace(default=None) if p.name == name else p for p in named])
+
+
 def check_order(parameters: Sequence[inspect.Parameter]) -> None:
     """Refuses inputs whose names state that they come in another order than query, key, value.
 

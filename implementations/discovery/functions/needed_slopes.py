@@ -12,7 +12,7 @@ import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
-from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
+from attention_conformance.implementations.discovery.signatures import dispensable, required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
 
 
@@ -32,10 +32,7 @@ class NeededSlopes:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        own = signature_of(self.function)
-        inputs = [p.name for p in positional(own)[:3]]
-        named = [p if p.name in inputs else p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values()]
-        return own.replace(parameters=[p.replace(default=None) if p.name == self.slopes else p for p in named])
+        return dispensable(signature_of(self.function), self.slopes)
 
     @property
     def about(self) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.probe import near
-from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
+from attention_conformance.implementations.discovery.signatures import dispensable, required, signature_of
 
 TOKENS, NARROW = 6, 2
 """Of the inputs with which it is looked at, and of a window that hides some of them."""
@@ -37,10 +37,7 @@ class NeededWindow:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        own = signature_of(self.function)
-        inputs = [p.name for p in positional(own)[:3]]
-        named = [p if p.name in inputs else p.replace(kind=p.KEYWORD_ONLY) for p in own.parameters.values()]
-        return own.replace(parameters=[p.replace(default=None) if p.name == self.window else p for p in named])
+        return dispensable(signature_of(self.function), self.window)
 
     @property
     def about(self) -> str:

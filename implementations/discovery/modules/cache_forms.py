@@ -49,7 +49,7 @@ LATER = 4
 """The first token after a piece of several tokens and a single one."""
 LEAST = 3
 """Tokens that a cache of few keeps; one that keeps fewer has lost them."""
-NEAR = 1e-5
+NEAR = float(np.finfo(np.float32).eps) ** (3 / 4)
 """Of the largest number: more than roundings of a cache in float32."""
 COARSE = 0.2
 """Of the largest number: more than what codes of few bits change."""

@@ -71,13 +71,23 @@ def hides_queries(check: ClaimCheck) -> bool:
     fitted = fit(PADDED, check.claims)
     if isinstance(fitted, Unsupported) or fitted.module is None or fitted.module.sharing is not Sharing.SELF:
         return False
-    left: Booleans = np.asarray(build(fitted, check.dtype).key_padding_mask)
-    agrees = []
+    left, agrees = _agrees_with_padding(check, fitted)
+    return _is_right_for(left, agrees) and not all(bool(each.all()) for each in agrees)
+
+
+def _agrees_with_padding(check: ClaimCheck, fitted: Case) -> tuple[Booleans, list[Booleans]]:
+    """(B, L), the tokens that are left, and for each changed key (B, L), True = as padding states, or its own token."""
+    problem = build(fitted, check.dtype)
+    left: Booleans = np.asarray(problem.key_padding_mask)
+    tied, agrees = problem.sharing is Sharing.SELF, []
     for key, changed in changes(check, fitted, each_sample=True, at=OF_PADDED):
-        others = np.arange(changed.shape[-1]) != key
-        agrees.append((changed == left[:, [key]]) | ~others)
-    right_for_others = bool(agrees) and all(bool(each[left].all()) for each in agrees)
-    return right_for_others and not all(bool(each.all()) for each in agrees)
+        own = (np.arange(changed.shape[-1]) == key) & tied
+        agrees.append((changed == left[:, [key]]) | own)
+    return left, agrees
+
+
+def _is_right_for(tokens: Booleans, agrees: Sequence[Booleans]) -> bool:
+    return bool(agrees) and all(bool(each[tokens].all()) for each in agrees)
 
 
 def padded_see_themselves(check: ClaimCheck) -> bool:
@@ -120,13 +130,9 @@ def mask_of_keys(
 def _is_right_for_others(way: ClaimCheck) -> bool:
     """Whether the tokens that it leaves see those alone: what the others get may be meant, as nobody reads it."""
     fitted = fit(PADDED, way.claims)
-    if isinstance(fitted, Unsupported):
+    if isinstance(fitted, Unsupported) or fitted.sizes.query_length != fitted.sizes.key_length:
         return False
-    left: Booleans = np.asarray(build(fitted, way.dtype).key_padding_mask)
-    if left.shape[1] != fitted.sizes.query_length:
-        return False
-    seen = dict(changes(way, fitted, each_sample=True, at=OF_PADDED))
-    return bool(seen) and all((rows == left[:, [key]])[left].all() for key, rows in seen.items())
+    return _is_right_for(*_agrees_with_padding(way, fitted))
 
 
 def _given_as(way: ClaimCheck) -> str:

@@ -78,12 +78,16 @@ def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, v
 
 def _names_scores(kind: object) -> str:
     """What the text of a class names that changes scores by rules of its own; empty where nothing is named."""
-    found = OF_SCORES.search(safe_call(lambda: inspect.getsource(kind)).value or "")  # type: ignore[arg-type]
+    found = OF_SCORES.search(_source(kind))
     return found.group() if found else ""
 
 
 def _scales_rotations(kind: object) -> bool:
-    return bool(SCALED_ROTATIONS.search(safe_call(lambda: inspect.getsource(kind)).value or ""))  # type: ignore[arg-type]
+    return bool(SCALED_ROTATIONS.search(_source(kind)))
+
+
+def _source(kind: object) -> str:
+    return safe_call(lambda: inspect.getsource(kind)).value or ""  # type: ignore[arg-type]
 
 
 def _refuse_small_heads(make: Constructor, call: ModuleCall) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.as_built import AsBuilt
+from attention_conformance.implementations.adapters.as_built import INPUTS, AsBuilt
 from attention_conformance.implementations.adapters.modes import Modes
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import in_mode
@@ -35,7 +35,6 @@ SAMPLES, OF_ROOM, ROOM = {"batch", "bsz", "b"}, {"len", "length", "seq", "seqlen
 """Words in the names of its sizes, and the tokens that it is to have room for."""
 LEAST = 3
 """Tokens: a first piece, one of several tokens where there are so many, and the last token."""
-INPUTS = ("query", "key", "value")
 Place = Callable[[int, int, int], object]
 """What states where a piece lies, of the number of samples, its first token and the one after its last."""
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from attention_conformance.implementations.adapters.as_built import AsBuilt, Run, drawn
-from attention_conformance.implementations.adapters.torch_module import built, in_mode
+from attention_conformance.implementations.adapters.as_built import AsBuilt, Run
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.discovery.modules.built_otherwise import words_of_option
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
@@ -45,7 +44,7 @@ class AfterLonger:
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """The output of the first call; its `others` is that of the last one."""
-        module = drawn(in_mode(built(self.run.build, problem, device), False))
+        module = self.run.module(problem, device)
         sequences = problem, lengthened(problem, LONGER), problem
         first, _, last = (self.run.answer(module, each, device) for each in sequences)
         return Result(first, others={f"after a sequence of {LONGER} tokens": Result(last)})

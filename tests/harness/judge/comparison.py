@@ -87,7 +87,7 @@ def compare(part: str, got: Array | None, expected: Expected, dtype: str, known:
         return Comparison(drift, _drift(part, values, expected), relative=relative, kind=FailureKind.VALUE)
     nothing = expected.value.size > 0 and bool(expected.unspecified.all())
     inconclusive = nothing or _is_inconclusive(finite[1])
-    return Comparison(max(worst, drift), "", inconclusive, nothing, relative)
+    return Comparison(max(worst, drift), inconclusive=inconclusive, unspecified=nothing, relative=relative)
 
 
 def _failure(kind: FailureKind, message: str) -> Comparison:

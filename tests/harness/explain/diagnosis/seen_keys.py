@@ -174,9 +174,7 @@ HIDES: dict[str, Callable[[Dependence], Booleans]] = {
     "the padding mask": _padded,
     "a valid length": _short,
     "the attention mask": _masked,
-    "the causal triangle": lambda found: _others_hide(found) & found.problem.causal & ~found.before,
-    "a window, or the end of a document,": lambda found: (
-        _others_hide(found) & (found.before | (not found.problem.causal))
-    ),
+    "the causal triangle": lambda found: _others_hide(found) & _of_triangle(found),
+    "a window, or the end of a document,": lambda found: _others_hide(found) & ~_of_triangle(found),
 }
 """What may hide a key, and where it does, (B, Lq, Lk); what the arrays of a problem do not hide, its options do."""
