@@ -234,8 +234,9 @@ def _log_sum_exp(trace: Trace, bounds: ForwardBounds, precision: Precision, conv
         lse = lse / np.log(2.0)
         converted = 2.0 * precision.before(lse.ndim - 1).widest
         error = error / np.log(2.0) + converted * (np.abs(finite(lse)) + error / np.log(2.0))
-    if conventions.log_of_nothing is LogOfNothing.PLUS_INFINITY:
-        lse = np.where(np.isneginf(trace.log_sum_exp), np.inf, lse)
+    others = {LogOfNothing.PLUS_INFINITY: np.inf, LogOfNothing.NAN: np.nan}
+    if conventions.log_of_nothing in others:
+        lse = np.where(np.isneginf(trace.log_sum_exp), others[conventions.log_of_nothing], lse)
     return Expected(lse, error, ceiling=CEILING if conventions.log_of_nothing is LogOfNothing.LEAST else None)
 
 

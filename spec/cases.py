@@ -135,6 +135,8 @@ class Padding(StrEnum):
     NONE = "none"
     RIGHT = "right"
     LEFT = "left"
+    FIRST_TILE = "first-tile"
+    """LEFT, and at least half of the keys are padding."""
     HOLES = "holes"
     MIDDLE = "middle"
     """HOLES, in the middle sample alone: all keys of the others are real, and its first and its last one."""
@@ -150,6 +152,8 @@ class Padding(StrEnum):
     """Valid lengths (B, Lq), a count for each query."""
 
 
+NOT_FIRST = (Padding.LEFT, Padding.FIRST_TILE, Padding.HOLES)
+"""Paddings that may hide the first key and leave later ones."""
 BY_LENGTH = (Padding.LENGTHS, Padding.MIDDLE_LENGTHS, Padding.EMPTY_LENGTHS, Padding.QUERY_LENGTHS)
 """Paddings that are given as valid lengths."""
 

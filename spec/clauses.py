@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -25,7 +25,7 @@ _LAST = ("head-gates", "modules", "conventions")
 _SERVED = ("merge", "qk-norm", "rotary-tables", "paged", "quantised", "bucketed-bias", "latent")
 _NUMBERS = {name: number for number, name in enumerate(_FIRST + _THEN + _FAMILY + _LAST + _SERVED, start=1)}
 _REQUIRED = ("level", "features", "sources")
-_FIELDS = (*_REQUIRED, "scope", "equation", "status", "presumes", "kernels")
+_FIELDS = (*_REQUIRED, "either", "scope", "equation", "status", "presumes", "kernels")
 _PAPERS = (
     "Vaswani 2017",
     "Higham 2002",
@@ -76,12 +76,14 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Clause:
-    """One normative statement. It holds for an implementation that claims all of its features."""
+    """One normative statement. It holds for an implementation that claims all of its features, and one of `either`."""
 
     id: str
     chapter: str
     level: Level
     features: frozenset[Feature]
+    either: frozenset[Feature]
+    """Features of which one is enough, next to all the others; none for most clauses."""
     scope: Scope | None
     """None: both scopes."""
     equation: str | None
@@ -100,6 +102,18 @@ class Clause:
     """The level for what takes half types alone."""
     file: str
     line: int
+
+    @property
+    def about(self) -> frozenset[Feature]:
+        """Every feature that it is about."""
+        return self.features | self.either
+
+    def lacking(self, is_claimed: Callable[[Feature], bool]) -> str:
+        """What it needs and is not claimed; empty if nothing is."""
+        missing = sorted(feature for feature in self.features if not is_claimed(feature))
+        if missing or not self.either or any(map(is_claimed, self.either)):
+            return next(iter(missing), "")
+        return " or ".join(sorted(self.either))
 
     def level_for(self, dtypes: Iterable[str]) -> Level:
         """How binding it is for what takes these dtypes."""
@@ -239,7 +253,8 @@ def _clause(chapter: str, heading: _Line, body: list[_Line], tags: frozenset[str
         id=heading.matching(rf"{chapter}\.[a-z0-9-]+", f"{heading.text!r} is no clause of {chapter!r}"),
         chapter=chapter,
         level=level,
-        features=frozenset(_choice(item, Feature) for item in values["features"].split(",")),
+        features=_features(values["features"]),
+        either=_features(values.get("either")),
         scope=_scope(values.get("scope")),
         equation=_equation(values.get("equation"), tags),
         sources=tuple(_source(item) for item in values["sources"].split(";")),
@@ -283,6 +298,10 @@ def _choice(line: _Line, kind: type[_Choice]) -> _Choice:
         return kind(line.text)
     except ValueError:
         raise line.wrong(f"unknown {kind.__name__.lower()} {line.text!r}") from None
+
+
+def _features(line: _Line | None) -> frozenset[Feature]:
+    return frozenset(_choice(item, Feature) for item in ([] if line is None else line.split(",")))
 
 
 def _scope(line: _Line | None) -> Scope | None:

@@ -232,6 +232,8 @@ class LogOfNothing(StrEnum):
     """So that the exponential of any score minus it is 0 in a backward pass."""
     LEAST = "least"
     """A finite number of at most half the least one of float32, as a fill of masked scores leaves it."""
+    NAN = "nan"
+    """No number, as in the row of the output: parts without keys cannot be merged."""
 
 
 class DefaultScale(StrEnum):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_conformance.spec.case_options import CASE_OPTIONS
-from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Sizes
+from attention_conformance.spec.cases import NOT_FIRST, Case, Layout, MaskKind, MaskShape, Padding, Sizes
 from attention_conformance.spec.conventions import Alignment, CausalWithMask, Conventions
 from attention_conformance.spec.features import NOTHING, Extension, Packing, PositionIds, QkNorm, RotaryTables
 
@@ -190,7 +190,7 @@ def mended(case: Case, conventions: Conventions, any_row: bool = False) -> Case:
         case = replace(case, causal=False)
     if case.mask_shape is MaskShape.QUERIES and case.mask in (MaskKind.BOOL, MaskKind.INFINITE):
         case = replace(case, mask_shape=MaskShape.KEYS)
-    if case.causal and case.padding in (Padding.LEFT, Padding.HOLES):
+    if case.causal and case.padding in NOT_FIRST:
         case = replace(case, padding=Padding.RIGHT)
     if case.padding is Padding.QUERY_LENGTHS and case.mask is not MaskKind.NONE and not any_row:
         case = replace(case, padding=Padding.LENGTHS)

@@ -93,7 +93,7 @@ def _rows_of_ids(case: Case, length: int) -> Array:
         case PositionIds.RESTARTING:
             return counted % (1 + (length // 2 + samples) % max(length - 1, 1))
         case PositionIds.LEFT_PADDED:
-            padded = case.padding is Padding.LEFT
+            padded = case.padding in (Padding.LEFT, Padding.FIRST_TILE)
             pads = (~real_keys(case)).sum(-1, keepdims=True) if padded else (1 + samples) % max(length, 1)
             return np.maximum(counted - pads, 0)
         case kind:

@@ -166,6 +166,8 @@ def _real_keys(case: Case, lengths: NDArray[np.int64]) -> Booleans:
             return np.ones((s.batch, s.key_length), bool)
         case Padding.LEFT:
             return keys >= s.key_length - lengths[:, None]
+        case Padding.FIRST_TILE:
+            return keys >= s.key_length - (1 + lengths[:, None]) // 2
         case Padding.HOLES:
             return (keys + np.arange(s.batch)[:, None]) % 3 != 1 if s.key_length > 2 else keys >= 0 * lengths[:, None]
         case Padding.EMPTY_SAMPLE | Padding.EMPTY_LENGTHS:

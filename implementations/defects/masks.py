@@ -23,6 +23,9 @@ from attention_conformance.spec.conventions import Alignment, Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
 
+TILE = 64
+"""Keys that a tiled kernel takes at once."""
+
 
 def is_bool(mask: Tensor) -> bool:
     """Whether the mask keeps or hides, and does not add."""
@@ -225,6 +228,12 @@ def padding_on_queries_and_keys(scores: Tensor, padding: Tensor) -> Tensor:
 @leaks("masks.key-padding", step="add_padding", holds=("masks.bool", "masks.neutral"))
 def padding_inverted(scores: Tensor, padding: Tensor) -> Tensor:
     return correct.add_padding(scores, ~padding)
+
+
+@breaks("masks.key-padding", step="add_padding", holds=("masks.bool", "masks.empty-row-padding"), severity=NAN)
+def tile_of_padding_not_rescued(scores: Tensor, padding: Tensor) -> Tensor:
+    lost = padding.any(-1) & ~padding[:, :TILE].any(-1)
+    return correct.add_padding(scores, padding).masked_fill(lost[:, None, None, None], float("nan"))
 
 
 @breaks("masks.key-padding", step="add_padding", holds=("masks.bool", "causal.with-padding"))

@@ -143,13 +143,13 @@ def parts(outcome: CallOutcome[Any]) -> tuple[Any, ...]:
     return outcome.value if isinstance(outcome.value, tuple) else (outcome.value,)
 
 
-def output_of(outcome: CallOutcome[Any]) -> Floats:
-    """The output of an answer, in float64.
+def output_of(outcome: CallOutcome[Any], position: int = 0) -> Floats:
+    """The output of an answer, or what is returned at another position, in float64.
 
     Raises:
         CandidateError: it is no array of numbers, or one that cannot be read.
     """
-    output = parts(outcome)[0]
+    output = parts(outcome)[position]
     of_torch = torch and isinstance(output, torch.Tensor)
     return guarded(lambda: np.asarray(output.detach().double().cpu() if of_torch else output, np.float64))
 
@@ -296,7 +296,7 @@ def _no_empty_sizes(check: ClaimCheck) -> str:
     masks = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.KEY_PADDING} & check.claims.features
     named = masks and options and {"attn_mask", "is_causal"} & set(options.spelled.values())
     rows = check.claims.conventions  # where masks leave no key, too
-    alike = EmptyRow.NAN in (rows.empty_row_bool, rows.empty_row_float)
+    alike = {rows.empty_row_bool, rows.empty_row_float} & {EmptyRow.NAN, EmptyRow.UNIFORM}  # a mean of none is NaN
     promised = not alike and (named or check.claims.scope is not Scope.OP)
     return "" if promised or output is None or not np.isnan(output).any() else "it answers NaN without keys"
 

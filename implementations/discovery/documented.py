@@ -135,3 +135,16 @@ def _paragraphs(text: str) -> list[str]:
             parts.append(line.strip())
             indent = own
     return parts
+
+
+ONE_LENGTH = re.compile(
+    r"\b(?:one|same|equal|common|single) (?:sequence )?lengths?\b|\bself[- ]attention\b"
+    r"|\bq(?:uery|ueries)?\s*,\s*k(?:eys?)?\s*,?\s*(?:and\s+)?v(?:alues?)?\b[^()\n]{0,20}\([^()]*,[^()]*\)",
+    re.IGNORECASE,
+)
+"""Words for queries and keys of one length, and one shape that is given to query, key and value together."""
+
+
+def states_one_length(target: object) -> bool:
+    """Whether its documentation gives queries and keys one length."""
+    return any(ONE_LENGTH.search(text) for text in _documents(target))

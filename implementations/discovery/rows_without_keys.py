@@ -12,7 +12,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.always import rows
 from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import Floats, near
-from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern
+from attention_conformance.spec.cases import NOT_FIRST, Case, MaskKind, Padding, Pattern
 from attention_conformance.spec.conventions import Alignment, EmptyRow
 from attention_conformance.spec.features import NOTHING, Feature, Packing
 from attention_conformance.spec.inputs import build
@@ -149,7 +149,7 @@ def fit_others(fit: Fit, left_out: tuple[Padding, Packing], why: str, case: Case
 
 def fit_rows_with_keys(fit: Fit, case: Case) -> Case | Unsupported:
     """The fit of one that adds a number to hidden scores, which changes nothing where all of a row are hidden."""
-    by_flag = case.causal and (case.pattern is Pattern.LAST_KEY or case.padding in (Padding.LEFT, Padding.HOLES))
+    by_flag = case.causal and (case.pattern is Pattern.LAST_KEY or case.padding in NOT_FIRST)
     empty = case.mask is not MaskKind.NONE and case.pattern in (Pattern.EMPTY_ROW, Pattern.EMPTY_IN_ONE)
     emptied = by_flag or empty or case.padding in EMPTY_SAMPLES
     return Unsupported("a row without keys is answered as without the mask") if emptied else fit(case)

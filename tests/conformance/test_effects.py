@@ -11,8 +11,8 @@ from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
 from attention_conformance.spec.features import Packing
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
-from attention_conformance.tests.harness.judge.comparison import compare, part_of
-from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge
+from attention_conformance.tests.harness.judge.comparison import RETURNED_AS, compare, part_of
+from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.judging import assert_ended_well
 from attention_conformance.tests.report.verdict import FailureKind
 

@@ -104,16 +104,18 @@ def test_parameters(judge: Judge) -> None:
 @clause("gradients.masked")
 def test_masked(judge: Judge) -> None:
     masked = Case(seed=63, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS)
-    for case in judge.cases(masked, replace(masked, poison=Poison.LARGE), Case(seed=64, mask=MaskKind.BOOL)):
+    added = replace(masked, seed=65, mask=MaskKind.INFINITE)
+    for case in judge.cases(masked, replace(masked, poison=Poison.LARGE), Case(seed=64, mask=MaskKind.BOOL), added):
         judge.assert_conforms(case, "gradients")
-    for case in judge.cases(masked) if judge.claims.scope is Scope.OP else ():
+    for case in judge.cases(masked, added) if judge.claims.scope is Scope.OP else ():
         _assert_masked_get_nothing(judge, case)
 
 
 def _assert_masked_get_nothing(judge: Judge, case: Case) -> None:
     problem = judge.problem(case)
     scores = (*problem.query.shape[:3], problem.key.shape[2])
-    mask = np.broadcast_to(np.asarray(problem.attn_mask), scores)[:, :, 0]
+    given = np.asarray(problem.attn_mask)
+    mask = np.broadcast_to(given if given.dtype == bool else given != -np.inf, scores)[:, :, 0]
     if (result := judge.answer(case, problem)) is not None:
         for name in ("key", "value"):
             gradient = result.gradients.get(name)

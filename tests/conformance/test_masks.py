@@ -74,6 +74,7 @@ CLAUSES = table(
         "masks.key-padding",
         *(Case(n, padding=p, seed=s) for p in KEY_PADDING for n, s in ((Sizes(), 0), (SAME, 6))),
         Case(padding=Padding.MIDDLE, seed=21).sized(batch=3),
+        *(Case(padding=Padding.FIRST_TILE, seed=23, score_std=3.0).sized(key_length=n) for n in (33, 129, 257)),
     ),
     row(
         "masks.valid-lens",

@@ -37,7 +37,7 @@ CLAUSES = table(
     row("softcap.large-scores", *FAR, context="scores far beyond the " + CAP),
     row(
         "softcap.mask",
-        *(BOOL, replace(BOOL, mask_shape=MaskShape.KEYS)),
+        *(BOOL, replace(BOOL, mask_shape=MaskShape.KEYS), replace(BOOL, mask=MaskKind.INFINITE)),
         *(replace(BOOL, pattern=each) for each in (Pattern.SINGLE_KEY, Pattern.FIRST_TILE, Pattern.EMPTY_ROW)),
         context=CAP + " and a mask",
     ),

@@ -1,5 +1,7 @@
 """Chapter 2, softmax: normalisation over the keys, stable for any finite scores, and the parts that are returned."""
 
+from dataclasses import replace
+
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Scores, Sizes, Values
 from attention_conformance.spec.inputs import LEAD
 from attention_conformance.tests.harness.judge.clause_tests import row, table
@@ -62,6 +64,7 @@ CLAUSES = table(
     row(
         "softmax.first-tile-masked",
         *(FIRST_MASKED.sized(key_length=n) for n in (8, 33, 129, 257)),
+        replace(FIRST_MASKED, mask=MaskKind.INFINITE).sized(key_length=257),
         context="the first half of the keys is masked",
     ),
     row("softmax.weights", Case(), Case(score_std=6.0), Case(EQUAL_WIDTHS), *MASKED, parts=("weights", "output")),

@@ -168,13 +168,11 @@ def _unclaimed(verdict: Verdict, other: Run) -> Verdict | None:
     selected = not suite.clauses or any(fnmatchcase(verdict.clause, pattern) for pattern in suite.clauses)
     if subject is None or clause is None or not selected or verdict.dtype not in (suite.dtypes or (verdict.dtype,)):
         return None
-    missing = sorted({str(feature) for feature in clause.features} - set(subject.features))
-    if verdict.dtype not in subject.dtypes:
-        missing.insert(0, verdict.dtype)
+    missing = verdict.dtype if verdict.dtype not in subject.dtypes else clause.lacking(subject.features.__contains__)
     if not missing:
         return None
     who = (verdict.clause, verdict.level, verdict.implementation, verdict.dtype)
-    return Verdict(*who, Status.NOT_CLAIMED, reason=f"does not claim {missing[0]}")
+    return Verdict(*who, Status.NOT_CLAIMED, reason=f"does not claim {missing}")
 
 
 def _change(old: Verdict, new: Verdict) -> Change | None:

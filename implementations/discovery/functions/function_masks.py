@@ -123,8 +123,13 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         numeric = _formed(check, kind, replace(call, form=form, true_as=1.0), polarity).without(NUMBERS_ADDED)
         if has_effect(numeric, shaped(MASKED, form)):
             return numeric, [f"its {own!r} mask is given as numbers 0 and 1"]
+    for polarity, form in product(polarities, FORMS):
+        formed = _formed(check, kind, replace(call, form=form), polarity)
+        if has_effect(formed, shaped(OF_FEWER_AXES[1], form)) and not formed.run(shaped(MASKED, form)).error:
+            return formed, [f"its {own!r} hides what it states where all samples and heads have the same mask"]
     of_keys = replace(call, options=call.options.with_masks_as("key_padding_mask"))
-    calls = [(replace(of_keys, true_as=number), polarity) for number, polarity in product(NUMBERS, polarities)]
+    ways_given = product((False, True), NUMBERS, polarities)
+    calls = [(replace(of_keys, true_as=number, per_head=each), polarity) for each, number, polarity in ways_given]
     ways = [_formed(check, kind, *each).without(OF_MASKS).claiming({Feature.KEY_PADDING}) for each in calls]
     if found := mask_of_keys(check, ways, own, lambda way: has_effect(way, PADDED)):
         return found[0], [found[1]]

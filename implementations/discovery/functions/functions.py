@@ -34,6 +34,7 @@ from attention_conformance.implementations.discovery.extras import (
     ignored_parts,
     returns_scores,
 )
+from attention_conformance.implementations.discovery.functions.dropout_forms import with_dropout_form
 from attention_conformance.implementations.discovery.functions.function_calls import (
     JAX,
     NUMPY,
@@ -49,10 +50,12 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     without_refused_masks,
 )
 from attention_conformance.implementations.discovery.functions.given_sizes import with_what_is_needed
+from attention_conformance.implementations.discovery.functions.logs_of_nothing import log_of_nothing_as_seen
 from attention_conformance.implementations.discovery.functions.number_windows import with_number_windows
 from attention_conformance.implementations.discovery.functions.on_request import with_all_it_returns
 from attention_conformance.implementations.discovery.functions.one_input import OneInput, of_one_input
 from attention_conformance.implementations.discovery.functions.one_key_head import OneKeyHead, with_key_heads
+from attention_conformance.implementations.discovery.functions.one_length import without_other_lengths
 from attention_conformance.implementations.discovery.functions.served import Served
 from attention_conformance.implementations.discovery.functions.size_limits import with_size_limits
 from attention_conformance.implementations.discovery.functions.suited import suited_in_size
@@ -87,7 +90,7 @@ from attention_conformance.implementations.discovery.signatures import (
     window_names,
 )
 from attention_conformance.implementations.discovery.targets.loading import TargetError
-from attention_conformance.implementations.discovery.unclaimed import with_notes
+from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION, is_open_mask
 from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
@@ -129,7 +132,7 @@ def function_candidate(
 
     if (serving := _serving_candidate(name, function, settings, device, premises)) is not None:
         return serving
-    if (needed := with_what_is_needed(function)) is not None:
+    if (needed := with_dropout_form(function) or with_what_is_needed(function)) is not None:
         made = function_candidate(name, needed, settings, device, premises)
         return replace(made, about=f"{made.about}; {needed.about}", stated=(*made.stated, needed.about))
     function = with_plain_output(function, device)
@@ -155,7 +158,15 @@ def _shipped_candidate(
     """The same for a published interface, unless its arrays lie otherwise than those of that interface."""
     if torch and (serving := _serving_candidate(name, function, settings, device, premises, other=True)) is not None:
         return serving
-    return _usual_candidate(name, function, settings, device, premises)
+    try:
+        return _usual_candidate(name, function, settings, device, premises)
+    except TargetError:
+        shipped = as_shipped(function, interfaces())
+        if shipped is None or not shipped.flag:
+            raise
+        made = _usual_candidate(name, shipped.without_log_sum_exp(), settings, device, premises)
+        refused = unclaimed("log-sum-exp", f"{shipped.flag!r} is refused")
+        return replace(made, about=f"{made.about}; {refused}", unclaimed=(*made.unclaimed, refused))
 
 
 def _serving_candidate(
@@ -223,6 +234,8 @@ def _usual_candidate(
     check_answer(plain, kind.is_kind, expected)
     check_not_alone(plain, expected)
     check, limits = with_size_limits(check)
+    check, lengths = (check, []) if interface else without_other_lengths(check, getattr(function, "function", function))
+    limits = [*limits, *lengths]
     masks: list[str] = []
     if not interface and is_open_mask(options.spelled.get("bool_mask", "")) and "bool-mask" not in settings:
         check, masks = with_mask_form(check, kind)
@@ -262,6 +275,8 @@ def _usual_candidate(
     extras = tuple(e for e in found if e.name != "averaged_weights")
     if "returned-weights" not in settings:
         check = with_returned_weights(check, extras)
+    if not interface and "log-of-nothing" not in settings:
+        check = log_of_nothing_as_seen(check, extras)
     claims, notes = core_claims(check, kind.exact_dtype)
     claims, precision = with_precision(check, claims, {**documented, **settings})
     check = check.stating(*precision)

@@ -12,7 +12,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
-from attention_conformance.spec.cases import Case, Padding
+from attention_conformance.spec.cases import NOT_FIRST, Case, Padding
 from attention_conformance.spec.conventions import EmptyRow
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
@@ -49,5 +49,5 @@ def without_rows_emptied_twice(check: ClaimCheck) -> tuple[ClaimCheck, list[str]
 
 def fit_rows_not_emptied_twice(before: Fit, always: bool, case: Case) -> Case | Unsupported:
     """The fit of one whose rows that causality and padding empty together are not claimed."""
-    emptied = (always or case.causal) and case.padding in (Padding.LEFT, Padding.HOLES, Padding.EMPTY_SAMPLE)
+    emptied = (always or case.causal) and case.padding in (*NOT_FIRST, Padding.EMPTY_SAMPLE)
     return Unsupported("a row that causality and padding empty together is not claimed") if emptied else before(case)

@@ -136,7 +136,8 @@ def _is_right_for_others(way: ClaimCheck) -> bool:
 
 
 def _given_as(way: ClaimCheck) -> str:
-    return GIVEN_AS[getattr(way.function, "true_as", 0.0)]
+    per_head = ", (B, 1, Lk)" if getattr(way.function, "per_head", False) else ""
+    return per_head + GIVEN_AS[getattr(way.function, "true_as", 0.0)]
 
 
 def _effect(of_keys: ClaimCheck, own: str) -> str:

@@ -176,6 +176,8 @@ class ShippedCall:
 
 def as_shipped(function: Callable[..., Any], interfaces: Iterable[Interface]) -> ShippedCall | None:
     """The function by the interface whose parameters it has; None where there is no such interface."""
+    if isinstance(function, ShippedCall):
+        return function
     parameters = safe_call(lambda: inspect.signature(function).parameters).value
     names = frozenset(parameters or ())
     for interface in interfaces:

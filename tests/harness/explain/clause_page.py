@@ -35,7 +35,8 @@ def _scope(clause: Clause) -> str:
     measured = ". It is measured by the benchmarks, and is no part of a verdict" if clause.measured else ""
     presumed = f", unless it is always {' or '.join(sorted(clause.presumes))}" if clause.presumes else ""
     kernels = "" if clause.kernels is clause.level else f"; a {clause.kernels} for what takes half types alone"
-    return f"{scope} that claims {' and '.join(sorted(clause.features))}{presumed}{measured}{kernels}"
+    features = " and ".join([*sorted(clause.features), *filter(None, [" or ".join(sorted(clause.either))])])
+    return f"{scope} that claims {features}{presumed}{measured}{kernels}"
 
 
 def _defects(clause: Clause) -> Iterator[str]:

@@ -14,7 +14,8 @@ from attention_conformance.spec.clauses import Clause, chapters, load, specifica
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import DTYPES
-from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge
+from attention_conformance.tests.harness.judge.comparison import RETURNED_AS
+from attention_conformance.tests.harness.judge.judge import Judge
 
 Argument = TypeVar("Argument")
 Rule: TypeAlias = Callable[[Conventions], Iterable[Case]]
@@ -156,8 +157,8 @@ def claimed(clause: Clause, claims: Claims) -> str:
     """Empty if the claims call for the clause; otherwise why they do not."""
     if clause.scope is not None and clause.scope is not claims.scope:
         return f"is a clause of the {clause.scope} level"
-    if missing := sorted(feature for feature in clause.features if feature not in claims):
-        return f"does not claim {missing[0]}"
+    if missing := clause.lacking(claims.__contains__):
+        return f"does not claim {missing}"
     contradicted = sorted(clause.presumes & claims.premises.names)
     return f"has the premise {contradicted[0]}, without which alone it holds" if contradicted else ""
 

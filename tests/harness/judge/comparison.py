@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import CandidateError, LostError
 from attention_conformance.reference.expected import Expected
+from attention_conformance.spec.cases import Sizes
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import DTYPES, Array
 from attention_conformance.tests.report.verdict import FailureKind
 
@@ -25,6 +27,14 @@ AXES = {
 }
 """How an element of a part is named in messages, by the number of axes."""
 
+RETURNED_AS = {
+    "weights": Feature.WEIGHTS,
+    "averaged_weights": Feature.AVERAGED_WEIGHTS,
+    "log_sum_exp": Feature.LOG_SUM_EXP,
+}
+"""The features that promise parts other than output and gradients."""
+OF_ROOM = 2**27
+"""Numbers, a GiB of them in float64."""
 KEPT_WIDE = ("weights", "averaged_weights", "log_sum_exp")
 """Results of the softmax may be returned in the precision in which it was computed."""
 WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
@@ -220,6 +230,13 @@ def no_answer(error: CandidateError) -> Comparison:
         summary = f"raised {error.exception}"
         return Comparison(np.inf, str(error), kind=FailureKind.RAISED, summary=summary, place=error.place)
     return Comparison(np.inf, str(error), kind=FailureKind.WRONG_TYPE)
+
+
+def lacks_room(sizes: Sizes, error: CandidateError) -> str:
+    """Why an error shows nothing: who keeps a square of so many tokens needs more memory than it may take."""
+    square = sizes.batch * sizes.num_heads * max(sizes.query_length, sizes.key_length) ** 2
+    lacks = isinstance(error, LostError) and error.out_of_memory and square >= OF_ROOM
+    return f"its own squares of {sizes} need more memory than it may take" if lacks else ""
 
 
 def selected(got: Array | None, of: Callable[[Array], Array]) -> Array | None:

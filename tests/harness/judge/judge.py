@@ -26,17 +26,19 @@ from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 from attention_conformance.tests.harness.judge.call_time import begun_in_time
-from attention_conformance.tests.harness.judge.comparison import Comparison, compare, no_answer, part_of, selected
+from attention_conformance.tests.harness.judge.comparison import (
+    RETURNED_AS,
+    Comparison,
+    compare,
+    lacks_room,
+    no_answer,
+    part_of,
+    selected,
+)
 from attention_conformance.tests.harness.judge.tally import Counts, Tally
 from attention_conformance.tests.harness.judge.tiers import TIERS, Tier
 from attention_conformance.tests.report.verdict import Failure, FailureKind
 
-RETURNED_AS = {
-    "weights": Feature.WEIGHTS,
-    "averaged_weights": Feature.AVERAGED_WEIGHTS,
-    "log_sum_exp": Feature.LOG_SUM_EXP,
-}
-"""The features that promise parts other than output and gradients."""
 CALLS_AHEAD = 3
 """Calls that have begun before the first of them is compared: judge and candidate seldom take equally long."""
 
@@ -227,11 +229,10 @@ class Judge:
             raise FailureLimitError
 
     def record_error(self, case: Case, error: CandidateError, context: str = "", part: str = "") -> None:
-        """Counts one failed check: the candidate raised, or returned something unusable.
-
-        Raises:
-            FailureLimitError: it has lost the accelerator: the rest of a clause would do so once more.
-        """
+        """Counts one failed check: the candidate raised, or gave nothing usable; `FailureLimitError` if it cannot go on."""
+        if reason := lacks_room(case.sizes, error):
+            self.unsupported.append(reason)
+            return
         # A loss is not compared again: each time would cost a process.
         self.record(case, no_answer(error), context, "" if isinstance(error, LostError) else part)
         if isinstance(error, LostError) and error.fault:

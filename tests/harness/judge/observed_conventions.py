@@ -18,8 +18,8 @@ from attention_conformance.spec.conventions import Conventions, values_of
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
-from attention_conformance.tests.harness.judge.comparison import compare, part_of
-from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge
+from attention_conformance.tests.harness.judge.comparison import RETURNED_AS, compare, part_of
+from attention_conformance.tests.harness.judge.judge import Judge
 
 Meaning: TypeAlias = tuple[str, Problem, Conventions]
 """The name of an answer, and the problem and conventions under which the reference gives it."""

@@ -4,6 +4,8 @@ import pytest
 
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
 
 CROSS = """
@@ -78,3 +80,31 @@ def test_one_that_is_ignored_is_accused(make: Make) -> None:
     made = make(function("kv_valid_mask", "s"))
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(made)
+
+
+TILED = """
+def f(q, k, v, kv_mask=None, block=64):
+    m, total = q.new_full((*q.shape[:3], 1), -torch.inf), 0.0
+    y = torch.zeros_like(q[..., :1] * v[..., :1, :])
+    for at in range(0, k.shape[2], block):
+        s = q @ k[:, :, at : at + block].mT * q.shape[-1] ** -0.5
+        if kv_mask is not None:
+            s = s.masked_fill(~kv_mask[..., None, at : at + block], -torch.inf)
+        before, m = m, torch.maximum(m, s.amax(-1, keepdim=True))
+        {rescued}
+        p, again = (s - safe).exp(), (before - safe).exp()
+        total, y = total * again + p.sum(-1, keepdim=True), y * again + p @ v[:, :, at : at + block]
+    return y / total, (m + total.log())[..., 0]
+"""
+
+
+@pytest.mark.parametrize(("rescued", "wrong"), [("safe = m.clamp(min=-1e30)", False), ("safe = m", True)])
+def test_one_of_keys_with_an_axis_of_heads_hides_whole_tiles(make: Make, rescued: str, wrong: bool) -> None:
+    made = make(TILED.format(rescued=rescued))
+    assert Feature.KEY_PADDING in made.claims
+    assert not made.findings
+    (found,) = run(made, ("masks.key-padding",), ("float32",))
+    assert (found.status is Status.FAIL) is wrong
+    (logs,) = run(made, ("returned.empty-row",), ("float32",))
+    assert logs.status is Status.PASS
+    assert ("is nan" in made.about) is wrong

@@ -18,8 +18,8 @@ from attention_conformance.spec.clauses import load
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest, claimed, clause_tests
-from attention_conformance.tests.harness.judge.comparison import part_of
-from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge
+from attention_conformance.tests.harness.judge.comparison import RETURNED_AS, part_of
+from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.selftest.thorough import by_turns
 
 Fit: TypeAlias = Callable[[Case], Case | Unsupported]

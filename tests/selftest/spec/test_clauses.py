@@ -77,6 +77,7 @@ def test_a_clause_has_all_fields_of_its_section(tmp_path: Path) -> None:
         chapter="scores",
         level=Level.MUST,
         features=frozenset({Feature.CORE, Feature.HEADS}),
+        either=frozenset(),
         scope=Scope.OP,
         equation="1.1",
         sources=("A", "Vaswani 2017 3.2.1"),
@@ -261,3 +262,12 @@ def test_references_to_equations_have_a_target() -> None:
     prose = re.sub(r"(?m)^- sources: .*$", "", text)
     references = set(re.findall(r"(?<![\w.])\d+\.\d+(?![\w])", prose))
     assert references == tags
+
+
+def test_one_of_several_features_is_enough(tmp_path: Path) -> None:
+    chapter = CHAPTER.replace("- features: core, heads", "- features: core, heads\n- either: bool-mask, float-mask", 1)
+    clause = load(written(tmp_path, scores=chapter))["scores.one"]
+    needed = {Feature.CORE, Feature.HEADS}
+    assert clause.lacking(needed.__contains__) == "bool-mask or float-mask"
+    assert not clause.lacking((needed | {Feature.FLOAT_MASK}).__contains__)
+    assert clause.lacking({Feature.FLOAT_MASK, Feature.CORE}.__contains__) == "heads"

@@ -14,8 +14,7 @@ from attention_conformance.tests.harness.explain.diagnosis.causes import Hypothe
 from attention_conformance.tests.harness.explain.diagnosis.observation import Observation
 from attention_conformance.tests.harness.explain.diagnosis.pattern import options
 from attention_conformance.tests.harness.explain.diagnosis.scoring import Score, scored
-from attention_conformance.tests.harness.judge.comparison import part_of
-from attention_conformance.tests.harness.judge.judge import RETURNED_AS
+from attention_conformance.tests.harness.judge.comparison import RETURNED_AS, part_of
 
 if TYPE_CHECKING:
     from attention_conformance.tests.harness.explain.diagnosis.edits import Edit
@@ -46,13 +45,13 @@ def may_show(hypothesis: Hypothesis, given: Sequence[Set[Feature]]) -> bool:
     """Whether any of some cases, of which the features are given, has the options that a mistake is about."""
     if hypothesis.defect is None:
         return True
-    about = load()[hypothesis.defect.clauses[0]].features & VISIBLE
+    about = load()[hypothesis.defect.clauses[0]].about & VISIBLE
     return any(about - MASKS <= each and bool(about & MASKS) <= bool(each & MASKS) for each in given)
 
 
 def is_returned(hypothesis: Hypothesis, failing: Sequence[Observation]) -> bool:
     """Whether what a mistake is about was returned at all: one of a log-sum-exp is none of an output."""
-    about = load()[hypothesis.defect.clauses[0]].features if hypothesis.defect is not None else frozenset()
+    about = load()[hypothesis.defect.clauses[0]].about if hypothesis.defect is not None else frozenset()
     parts = [part for part, feature in RETURNED_AS.items() if feature in about]
     results = [each.got for each in failing if each.got is not None]
     return not parts or any(part_of(result, part) is not None for result in results for part in parts)

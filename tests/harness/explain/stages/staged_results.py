@@ -15,6 +15,9 @@ from attention_conformance.spec.conventions import LogBase, LogOfNothing
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.explain.stages.staged import INFINITY, State
 
+OF_NOTHING = {LogOfNothing.PLUS_INFINITY: INFINITY, LogOfNothing.NAN: float("nan")}
+"""What other claims than minus infinity leave of a row without keys; the least finite number stays minus infinity."""
+
 
 def result_of(problem: Problem, state: State) -> Result:
     """The answer with which the last stage ends, and its gradients; the graph is kept for other endings."""
@@ -23,7 +26,7 @@ def result_of(problem: Problem, state: State) -> Result:
     if log is not None:
         empty = log == -INFINITY
         log = log / np.log(2.0) if conventions.log_sum_exp_base is LogBase.TWO else log
-        log = log.masked_fill(empty, INFINITY) if conventions.log_of_nothing is LogOfNothing.PLUS_INFINITY else log
+        log = log.masked_fill(empty, OF_NOTHING.get(conventions.log_of_nothing, -INFINITY))
     parts = (to_array(output), to_array(weights), to_array(weights.mean(1)), None if log is None else to_array(log))
     return Result(*parts, Gradients(problem, state))
 

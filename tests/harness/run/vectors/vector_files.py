@@ -29,7 +29,8 @@ from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import PLAIN_FEATURES, Feature, Scope
 from attention_conformance.spec.problem import DTYPES, Problem
 from attention_conformance.tests.harness.judge.clause_tests import Selection
-from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge
+from attention_conformance.tests.harness.judge.comparison import RETURNED_AS
+from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.judging import judged
 from attention_conformance.tests.report.verdict import Status
 

@@ -1,0 +1,146 @@
+"""Functions as textbooks have them: layers of dropout, masks of samples, one length, flags that they refuse."""
+
+import pytest
+
+from attention_conformance.implementations.api.safe_call import LostError
+from attention_conformance.spec.cases import Sizes
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.judge.comparison import lacks_room
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
+
+DROPPING = """
+def f(query, key, value, mask=None, {parameter}):
+    s = query @ key.mT / query.shape[-1] ** 0.5
+    s = s if mask is None else s.masked_fill(mask == 0, -torch.inf)
+    p = s.softmax(-1)
+    {dropped}
+    return p @ value, p
+"""
+
+
+def failing(make: Make, text: str, *clauses: str) -> set[str]:
+    found = run(make(text), clauses, ("float32",))
+    assert any(each.checks for each in found)
+    return {each.clause for each in found if each.status is Status.FAIL}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "dropped", "wrong"),
+    [
+        ("dropout=None", "p = p if dropout is None else dropout(p)", set()),
+        ("dropout=0.0", "p = F.dropout(p, dropout) if dropout else p", set()),
+        ("dropout=None", "p = p if dropout is None else F.dropout(p, dropout.p)", {"dropout.evaluation"}),
+        ("dropout=None", "p = p if dropout is None else dropout(torch.ones_like(p[:1])) * p", {"dropout.independent"}),
+        ("drop_rate=0.0", "p = F.dropout(p, drop_rate * 0.5) if drop_rate else p", {"dropout.rate", "dropout.factors"}),
+    ],
+)
+def test_dropout_as_a_layer_or_a_rate_of_another_name(
+    make: Make, parameter: str, dropped: str, wrong: set[str]
+) -> None:
+    text = DROPPING.format(parameter=parameter, dropped=dropped)
+    made = make(text)
+    assert Feature.DROPOUT in made.claims
+    assert (Feature.EVALUATION in made.claims) is ("None" in parameter)
+    found = {each.clause for each in run(made, ("dropout.*",), ("float32",)) if each.status is Status.FAIL}
+    assert found >= wrong
+    assert bool(found) is bool(wrong)
+
+
+OF_SAMPLES = """
+def f(q, k, v, mask=None):
+    b, h = q.shape[:2]
+    s = (q @ k.mT / q.shape[-1] ** 0.5).flatten(0, 1)
+    if mask is not None:
+        s = s.masked_fill(~mask.{repeated}, -torch.inf)
+    return s.unflatten(0, (b, h)).softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize(("repeated", "wrong"), [("repeat_interleave(h, 0)", False), ("repeat(h, 1, 1)", True)])
+def test_masks_of_samples_that_others_get_are_accused(make: Make, repeated: str, wrong: bool) -> None:
+    assert bool(failing(make, OF_SAMPLES.format(repeated=repeated), "masks.bool", "masks.broadcast")) is wrong
+
+
+ONE_LENGTH = '''
+def f(q, k, v, causal=False):
+    """{documented}"""
+    n = q.shape[2]
+    return attend(q, k[:, :, :n], v[:, :, :n], causal=causal, scale={scale})[0]
+'''
+
+
+@pytest.mark.parametrize(
+    ("documented", "scale", "wrong"),
+    [
+        ("q, k, v: (B, H, N, D).", "None", False),
+        ("Queries and keys have the same length.", "None", False),
+        ("q, k, v: (B, H, N, D).", "n ** -0.5", True),
+        ("Attention.", "None", True),
+    ],
+)
+def test_one_length_is_claimed_alone_where_it_is_documented(
+    make: Make, documented: str, scale: str, wrong: bool
+) -> None:
+    text = ONE_LENGTH.format(documented=documented, scale=scale)
+    assert bool(failing(make, text, "scores.scale", "softmax.*", "heads.independent", "values.*")) is wrong
+
+
+FLASH = """
+def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+                    alibi_slopes=None, deterministic=False, return_attn_probs=False):
+    if return_attn_probs or alibi_slopes is not None or dropout_p or window_size != (-1, -1):
+        raise NotImplementedError
+    q, k, v = (x.transpose(1, 2).repeat_interleave(q.shape[2] // x.shape[2], 1) for x in (q, k, v))
+    s = q @ k.mT * (q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
+    s = softcap * (s / softcap).tanh() if softcap else s
+    if causal:
+        hidden = torch.ones(s.shape[-2:], dtype=torch.bool).triu({first})
+        s = s.masked_fill(hidden, -torch.inf)
+        return (s.softmax(-1).masked_fill(hidden, 0.0) @ v).transpose(1, 2)
+    return (s.softmax(-1) @ v).transpose(1, 2)
+"""
+
+
+@pytest.mark.parametrize(("first", "wrong"), [("k.shape[2] - q.shape[2] + 1", False), ("1", True)])
+def test_a_refused_log_sum_exp_is_not_claimed(make: Make, first: str, wrong: bool) -> None:
+    text = FLASH.format(first=first)
+    made = make(text, "flash_attn_func")
+    assert "log-sum-exp not claimed: 'return_attn_probs' is refused" in made.unclaimed
+    assert any(each.status is Status.FAIL for each in run(made, ("causal.*",), ("float32",))) is wrong
+
+
+BIASED = """
+def f(q, k, v, bias=None, causal=False):
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    if causal:
+        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    {word} bias is not None:
+        s = s + bias
+    return s.softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize(("word", "wrong"), [("if", False), ("elif", True)])
+def test_a_bias_alone_meets_the_causal_flag(make: Make, word: str, wrong: bool) -> None:
+    assert bool(failing(make, BIASED.format(word=word), "causal.with-mask")) is wrong
+
+
+def test_rows_of_a_mean_need_no_answer_without_keys(make: Make) -> None:
+    text = """
+def f(query, key, value, attn_mask=None):
+    s = query @ key.mT / query.shape[-1] ** 0.5
+    s = s if attn_mask is None else s.masked_fill(~attn_mask, -1e30) if attn_mask.dtype is torch.bool else s + attn_mask
+    p = (s - s.amax(-1, keepdim=True)).exp() if s.shape[-1] else s
+    return p @ value / p.sum(-1, keepdim=True)
+"""
+    assert_conforms(make(text))
+    assert Feature.EMPTY_SIZES not in make(text).claims
+
+
+def test_who_keeps_a_square_of_tokens_may_lack_room() -> None:
+    full, late = LostError("took too much", out_of_memory=True), LostError("gave no answer", late=True)
+    assert lacks_room(Sizes(query_length=1, key_length=65537), full)
+    assert not lacks_room(Sizes(), full)
+    assert not lacks_room(Sizes(query_length=1, key_length=65537), late)
