@@ -30,6 +30,10 @@ ROUNDINGS = float(np.finfo(np.float64).eps) ** 0.5
 """A part of the largest number that is more than roundings in float64, and less than what a token changes."""
 
 
+SEED, OTHER_SEED = 7, 11
+"""Of the initial weights of a module, and of one that gets the state dict of the first."""
+
+
 @dataclass(frozen=True, eq=False)
 class HeadAxes:
     """Which parameters of a module belong to heads.
@@ -117,7 +121,18 @@ class AsBuilt:
 
     def module(self, problem: Problem, device: str) -> nn.Module:
         """A module for a problem's sizes, with its parameters drawn."""
-        return drawn(in_mode(built(self.build, problem, device), False))
+        return drawn(self._built(problem, device, SEED))
+
+    def _built(self, problem: Problem, device: str, seed: int) -> nn.Module:
+        """In float64 by default: what is not registered is not converted, and its initial weights are kept."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                return in_mode(built(self.build, problem, device), False)
+        finally:
+            torch.set_default_dtype(before)
 
     def output(self, problem: Problem, device: str, call: Call | None = None) -> Array:
         """The output alone, or that of another call."""
@@ -156,11 +171,22 @@ class AsBuilt:
         with torch.no_grad():
             return to_array(output_of((call or self.call)(module, tensors(problem, device), problem)))
 
+    def _restored(self, module: nn.Module, problem: Problem, device: str) -> nn.Module | None:
+        """Another module with the state dict of this one; None where it is refused, as one of kept sequences may be."""
+        other = self._built(problem, device, OTHER_SEED)
+        try:
+            other.load_state_dict(module.state_dict())
+        except (RuntimeError, KeyError):
+            return None
+        return in_new_mode(other)
+
     def _others(self, module: nn.Module, problem: Problem, device: str, whole: Array) -> Iterator[tuple[str, Array]]:
         samples, tokens = range(whole.shape[0]), whole.shape[1]
         alone = [self.answer(module, _taken(problem, 0, [sample]), device) for sample in samples]
         yield "each sample alone", np.concatenate(alone)
         yield "after other calls", self.answer(module, problem, device)
+        if (restored := self._restored(module, problem, device)) is not None:
+            yield "as its state dict restores it", self.answer(restored, problem, device)
         causal = problem.causal or bool(self.causal)
         if causal and self.prefixes:
             for count in sorted({1, tokens // 2, tokens - 1} - {0}):
@@ -213,7 +239,7 @@ def moved_at(array: Array, token: int) -> Array:
 
 def drawn(module: nn.Module) -> nn.Module:
     """The module with parameters drawn anew, always the same; what was a constant is moved from where it was."""
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for parameter in module.parameters():
             size = max(1, parameter.shape[-1:].numel()) ** -0.5

@@ -182,6 +182,8 @@ def _form(case: Case, claims: Claims) -> ModuleForm:
     if sharing is Sharing.SELF or Feature.INPUT_WIDTHS not in claims:
         widest = query_dim if Feature.MODEL_WIDTH not in claims else max(query_dim, key_dim, value_dim)
         query_dim = key_dim = value_dim = widest
+    elif not select and sharing is Sharing.NONE:
+        key_dim, value_dim = _some_alike(case.seed, query_dim, key_dim, value_dim)
     if sharing is Sharing.KEY_VALUE:
         value_dim = key_dim
     return ModuleForm(
@@ -195,6 +197,11 @@ def _form(case: Case, claims: Claims) -> ModuleForm:
         output_bias=Feature.OUTPUT_BIAS in claims,
         embedding=Embedding.SELECT if select else Embedding.RANDOM,
     )
+
+
+def _some_alike(seed: int, query_dim: int, key_dim: int, value_dim: int) -> tuple[int, int]:
+    """Free widths of key and value; in two of four cases one of them is that of the query."""
+    return {2: (query_dim, value_dim), 3: (key_dim, query_dim)}.get(seed % 4, (key_dim, value_dim))
 
 
 def _sharing(case: Case, claims: Claims) -> Sharing:

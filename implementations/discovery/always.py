@@ -14,7 +14,7 @@ from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always_scores import with_scores
-from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
+from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.functions.size_limits import (
     UNEQUAL,
     with_equal_lengths,
@@ -22,7 +22,7 @@ from attention_conformance.implementations.discovery.functions.size_limits impor
 )
 from attention_conformance.implementations.discovery.probe import HALF, Floats, near
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
-from attention_conformance.spec.cases import Case, Sharing
+from attention_conformance.spec.cases import Case, Pattern, Sharing
 from attention_conformance.spec.conventions import Alignment, CausalWithMask
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
@@ -140,9 +140,15 @@ def _causal_with_others(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck
     check = replace(check, claims=replace(check.claims, conventions=conventions))
     check, unequal = without_unequal_lengths(check)
     notes = [*notes, *unequal]
-    if not alone and Feature.BOOL_MASK in check.claims and any(_sees_later(check, MASKED)):
+    masked = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: replace(BIASED, pattern=Pattern.ALL)}
+    later = [any(_sees_later(check, case)) for feature, case in masked.items() if feature in check.claims]
+    if alone or not any(later):
+        return check, notes
+    if not all(later):
         return check.without(MASKS), [*notes, unclaimed("masks", "with one it is not causal any more")]
-    return check, notes
+    conventions = replace(check.claims.conventions, causal_with_mask=CausalWithMask.MASK_ALONE)
+    check = replace(check, claims=replace(check.claims, conventions=conventions))
+    return check.stating("a mask takes the place of its own causal one"), notes
 
 
 def sees_no_later_key(check: ClaimCheck) -> bool:

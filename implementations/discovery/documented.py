@@ -64,6 +64,14 @@ BOOLEANS = re.compile(r"\bbool(?:ean)?s?\b|\bbyte\b|\btrue\b", re.IGNORECASE)
 """Words for a mask of numbers that are added, and for one of booleans."""
 
 
+ADDED = re.compile(r"\bfloats?\b[^.;]{0,40}\badd(?:ed|itive)\b", re.IGNORECASE)
+
+
+def states_added_numbers(target: object, name: str) -> bool:
+    """Whether its documentation states that numbers in a mask are added."""
+    return any(ADDED.search(line) for line in _lines(target, name))
+
+
 def states_numbers_alone(target: object, name: str) -> bool:
     """Whether its documentation states that a mask is added, or of floats, and nowhere that it may be boolean."""
     own = [rest for line in _lines(target, name) for rest in re.split(rf"\b{re.escape(name)}\b", line)[1:]]

@@ -30,12 +30,13 @@ def _assert_one_answer(judge: Judge, point: Disagreement) -> None:
     results = list(answers(judge, point))
     if len(results) < 2:
         judge.unsupported.append(f"{point.name}: there is at most one way to call it")
-        return
-    first_case, first_path, first = results[0]
-    for case, path, answer in results[1:]:
-        where = path if path != first_path else f"{path} of {case.sizes}"
-        before = first_path if path != first_path else f"{first_path} of {first_case.sizes}"
-        judge.assert_that(case, answer == first, point.name, f"{first} {before}, {answer} {where}")
+    for alike in ([each for each in results if each.with_more is more] for more in (False, True)):
+        for each in alike[1:]:
+            first = alike[0]
+            where = each.path if each.path != first.path else f"{each.path} of {each.case.sizes}"
+            before = first.path if each.path != first.path else f"{first.path} of {first.case.sizes}"
+            details = f"{first.name} {before}, {each.name} {where}"
+            judge.assert_that(each.case, each.name == first.name, point.name, details)
 
 
 CLAUSES = group(

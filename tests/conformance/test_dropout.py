@@ -134,11 +134,22 @@ def _sums(judge: Judge, part: str, got: Array | None) -> str:
 
 @clause("dropout.seed")
 def test_seed(judge: Judge) -> None:
-    for case in judge.cases(MANY):
+    shown = list(judge.cases(MANY))
+    for case in shown:
         first, again, other = (_dropout_mask(judge, each) for each in (case, case, case.extended(dropout_seed=2)))
         if first is not None and again is not None and other is not None:
             judge.assert_that(case, np.array_equal(first, again), "the same seed drops other weights")
             _assert_unrelated(judge, case, "another seed", first, other)
+    for case in judge.cases(PLAIN) if not shown else ():  # where no inputs show each weight in a component of its own
+        _assert_other_outputs(judge, case, case, case.extended(dropout_seed=2))
+
+
+def _assert_other_outputs(judge: Judge, first: Case, again: Case, other: Case) -> None:
+    results = [judge.answer(each, judge.problem(each).forward_only()) for each in (first, again, other)]
+    one, same, another = (None if each is None else each.output for each in results)
+    if one is not None and same is not None and another is not None:
+        judge.assert_that(first, np.array_equal(one, same, equal_nan=True), "the same seed gives another answer")
+        judge.assert_that(first, not np.array_equal(one, another, equal_nan=True), "another seed gives the same answer")
 
 
 @clause("dropout.next-call")

@@ -198,7 +198,7 @@ def _assert_returned(judge: Judge, case: Case, context: str) -> None:
     except CandidateError as error:
         judge.record_error(case, error, context)
         return
-    if returns_more(judge, result) and not allowed_keys(problem, judge.conventions).any(-1).all():
+    if returns_more(result) is not bool(judge.returned) and not allowed_keys(problem, judge.conventions).any(-1).all():
         return
     for part in dict.fromkeys(("output", *RETURNED_AS)):
         got = part_of(result, part)

@@ -62,13 +62,19 @@ CONSTRUCTOR_OPTIONS: Mapping[str, Option] = {
         (Feature.GROUPED,),
     ),
     "dropout": Option(
-        ("attn_dropout", "attention_dropout", "attn_drop", "dropout", "dropout_p", "dropout_rate"),
+        (
+            *("attn_dropout", "attention_dropout", "attn_drop", "attention_probs_dropout_prob", "attn_pdrop"),
+            *("att_drop", "attn_dropout_prob", "attention_dropout_prob", "attn_dropout_rate", "attn_dropout_p"),
+            *("dropout", "dropout_p", "dropout_rate", "dropout_prob", "drop_rate", "p_dropout", "pdrop"),
+        ),
         (Feature.DROPOUT, Feature.EVALUATION),
     ),
     "add_bias_kv": Option(("add_bias_kv",), (Feature.BIAS_KV,)),
     "add_zero_attn": Option(("add_zero_attn",), (Feature.ZERO_ATTN,)),
 }
 """What a constructor may take in addition to sizes and widths."""
+KEY_WIDTH, VALUE_WIDTH = 10, 11
+"""Other widths of key and value than those of the query."""
 ONE_HEAD = ("head", "k", "v", "q")
 """Words in the name of a width that may be that of one head, or of all heads together."""
 
@@ -260,7 +266,20 @@ def constructor(kind: type[nn.Module]) -> Constructor:
     for parameter in signature.parameters.values():
         if required(parameter) and parameter.name not in known:
             raise TargetError(f"its constructor needs {parameter.name!r} too: give it a default, {ADAPTER}")
-    return Constructor(kind, named, options, {"kdim", "vdim"} <= set(parameters), _rates(parameters), spelled)
+    make = Constructor(kind, named, options, {"kdim", "vdim"} <= set(parameters), _rates(parameters), spelled)
+    return replace(make, widths=make.widths and not without_other_widths(replace(make, widths=False))[0])
+
+
+def without_other_widths(make: Constructor) -> tuple[str, str]:
+    """Why other widths of key and value are not claimed, though it takes them by name; empty where they are.
+
+    The first where a statement of its own refuses them, the second where they raise otherwise.
+    """
+    if make.widths or not {"kdim", "vdim"} <= set(of_constructor(make.kind).parameters):
+        return "", ""
+    wide = safe_call(partial(make, make.width, make.heads, kdim=KEY_WIDTH, vdim=VALUE_WIDTH))
+    error = wide.error or "a call with other widths of key and value raises"
+    return (error, "") if wide.refused else ("", error)
 
 
 def _scaling(parameters: Mapping[str, inspect.Parameter]) -> dict[str, object]:

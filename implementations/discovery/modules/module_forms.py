@@ -17,7 +17,13 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.attempts import attempts
 from attention_conformance.implementations.discovery.modules.bare import around, tap_of
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
-from attention_conformance.implementations.discovery.modules.constructors import Constructor, built, looked_at
+from attention_conformance.implementations.discovery.modules.constructors import (
+    KEY_WIDTH,
+    VALUE_WIDTH,
+    Constructor,
+    built,
+    looked_at,
+)
 from attention_conformance.implementations.discovery.modules.forwards import (
     ModuleCall,
     OwnRefusalError,
@@ -43,8 +49,6 @@ from attention_conformance.implementations.discovery.targets.loading import Targ
 from attention_conformance.implementations.discovery.vocabulary import WEIGHTS_RETURNED
 from attention_conformance.spec.conventions import Polarity
 
-KEY_WIDTH, VALUE_WIDTH = 10, 11
-"""Widths of an instance that is built to look at its parameters."""
 MOST_CALLS, MOST_FORMS = 24, 12
 """Ways to call a module, and all in all, that are tried."""
 FEW_CALLS = 4

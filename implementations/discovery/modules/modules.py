@@ -31,6 +31,7 @@ from attention_conformance.implementations.discovery.extras import (
 )
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
+from attention_conformance.implementations.discovery.modules.constructors import without_other_widths
 from attention_conformance.implementations.discovery.modules.layout import (
     fit_of_heads,
 )
@@ -40,7 +41,7 @@ from attention_conformance.implementations.discovery.modules.mask_ranks import u
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
-from attention_conformance.implementations.discovery.modules.other_calls import other_calls
+from attention_conformance.implementations.discovery.modules.other_calls import calls_after_flags, other_calls
 from attention_conformance.implementations.discovery.modules.own_backward import own_backward
 from attention_conformance.implementations.discovery.modules.own_cache import unused_caches
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan, plan_module
@@ -95,6 +96,7 @@ def module_candidate(
             notes = (*notes, unclaimed("views", error))
     kept = {WITHOUT_WEIGHTS} if published else set()
     alternatives = {other: run for other, run in other_calls(plan) if other in kept or check.succeeds(run)}
+    alternatives |= dict(calls_after_flags(plan))
     features = claims.features.union(EXTRA_FEATURES[extra.name] for extra in plan.extras)
     claims = replace(claims, fit=fit_of_heads(plan.make, claims), conventions=claims.conventions.claiming(settings))
     claims = replace(claims, features=features if alternatives else features - {Feature.ALTERNATIVES})
@@ -104,7 +106,10 @@ def module_candidate(
     whole = as_built if plan.has_modes else own_backward
     modes = modes | whole(plan.make, plan.call, replace(check, claims=claims))
     judged = replace(check, claims=claims)
-    findings = mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
+    refused, broken = without_other_widths(plan.make)
+    notes = (*notes, unclaimed("input-widths", refused)) if refused else notes
+    findings = {"kdim": f"not judged: {broken}"} if published and broken else {}
+    findings = findings | mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
     findings = findings | unused_caches(kind, alternatives, modes) | inputs_left_out(plan.make, plan.call)
     findings = findings | not_judged(modes, plan.make, plan.call, judged) | unknown_masks(plan.call, judged)
     as_seen = () if published else masks_as_seen(plan.call.options, judged)

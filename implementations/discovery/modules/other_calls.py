@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
+from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import TorchModule
 from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.claim_checks import (
@@ -30,14 +31,34 @@ from attention_conformance.implementations.discovery.modules.mask_ranks import p
 from attention_conformance.implementations.discovery.modules.module_masks import (
     shaped,
 )
+from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan
 from attention_conformance.implementations.discovery.modules.promises import (
     has_published_interface,
     takes_float_padding,
 )
-from attention_conformance.implementations.discovery.vocabulary import MaskForm
+from attention_conformance.implementations.discovery.vocabulary import INPUTS, MaskForm
 from attention_conformance.spec.cases import MaskShape
+from attention_conformance.spec.problem import Problem
+
+OF_STATE = {"cache", "present", "past", "incremental", "state", "kv"}
+"""Words in the names of flags with which a module keeps or returns what later calls may use."""
+
+
+@dataclass(frozen=True)
+class AfterFlag:
+    """A call that comes after one of another sequence with a flag, which leaves nothing for it."""
+
+    call: ModuleCall
+    flag: str
+
+    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
+        """The answer to the last call."""
+        turned = {name: given[name].flip(0) for name in INPUTS if name in given}
+        with torch.no_grad():
+            replace(self.call, always={**self.call.always, self.flag: True})(module, {**given, **turned}, problem)
+        return replace(self.call, resets="")(module, given, problem)  # what it does not use need not be emptied
 
 
 def other_calls(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
@@ -46,8 +67,8 @@ def other_calls(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     if plan.check.claims.premises.hides_later:
         yield from ((way, plan.run(call, extras={})) for way, call in calls_in_pieces(plan.make.kind, plan.call))
     if not plan.evaluating and plan.has_modes:
-        yield "in evaluation mode", plan.run(evaluating=True, extras={})
-        yield "in inference mode", plan.run(extras={}, context=torch.inference_mode)
+        yield "in evaluation mode", plan.run(evaluating=True)
+        yield "in inference mode", plan.run(context=torch.inference_mode)
     if "batch_first" in plan.make.options:
         laid = replace(plan.make, options={**plan.make.options, "batch_first": plan.call.length_first})
         yield "in the other layout", plan.run(replace(plan.call, length_first=not plan.call.length_first), laid)
@@ -56,8 +77,23 @@ def other_calls(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     if (make := _with_dropout(plan)) is not None:
         evaluated = "in evaluation mode, built with dropout"
         yield evaluated, plan.run(make=make, evaluating=True)
-        for way, (call, extras) in requested.items():
+        for way, (call, extras) in {**requested, **_without_weights(plan)}.items():
             yield f"{way}, {evaluated}", plan.run(call, make, evaluating=True, extras=extras)
+
+
+def calls_after_flags(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
+    """The usual call after one with a flag, which need not succeed: the one with the flag does."""
+    for flag in _flags(plan):
+        flagged = replace(plan.call, always={**plan.call.always, flag: True})
+        if not replace(plan.check, function=flagged).run(PLAIN).error:
+            yield f"after a call with {flag}", plan.run(AfterFlag(plan.call, flag))
+
+
+def _flags(plan: ModulePlan) -> list[str]:
+    """Those of its forward that are off by default, and that the suite does not turn on for reasons of its own."""
+    parameters = inspect.signature(cast("type[nn.Module]", plan.make.kind).forward).parameters.values()
+    known = {*plan.call.options.spelled.values(), *plan.call.always, *plan.call.tables}
+    return [p.name for p in parameters if p.default is False and p.name not in known and words_of(p.name) & OF_STATE]
 
 
 def _with_dropout(plan: ModulePlan) -> Constructor | None:
@@ -89,15 +125,25 @@ def _shapes(outcome: CallOutcome[Any]) -> list[tuple[int, ...]]:
     return [tuple(part.shape) for part in parts(outcome) if isinstance(part, torch.Tensor)]
 
 
+def _without_weights(plan: ModulePlan) -> dict[str, tuple[ModuleCall, dict[int, str]]]:
+    """The call in which it is asked for no weights, as `_requested`, where it can be."""
+    call, kind = plan.call, plan.make.kind
+    passed_on = isinstance(kind, type) and issubclass(kind, nn.MultiheadAttention)
+    spelled = call.options.spelled if passed_on else call.options.named.spelled
+    if "need_weights" not in spelled:
+        return {}
+    published = isinstance(kind, type) and has_published_interface(kind)
+    return {WITHOUT_WEIGHTS: (replace(call, always={spelled["need_weights"]: False}, alone=published), {})}
+
+
 def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     call, kind = plan.call, plan.make.kind
     published = isinstance(kind, type) and has_published_interface(kind)
     passed_on = isinstance(kind, type) and issubclass(kind, nn.MultiheadAttention)
     spelled = call.options.spelled if passed_on else call.options.named.spelled
-    if "need_weights" in spelled:
-        without = replace(call, always={spelled["need_weights"]: False}, alone=published)
-        yield WITHOUT_WEIGHTS, plan.run(without)
-        fast = plan.run(without, evaluating=True, context=torch.inference_mode)
+    for without, extras in _without_weights(plan).values():
+        yield WITHOUT_WEIGHTS, plan.run(without, extras=extras)
+        fast = plan.run(without, extras=extras, evaluating=True, context=torch.inference_mode)
         yield "without weights, in evaluation and inference mode", fast
     if {"need_weights", "average_attn_weights"} <= set(spelled) and call.always.get(spelled["need_weights"]):
         always = {spelled["need_weights"]: True, spelled["average_attn_weights"]: True}
@@ -107,7 +153,7 @@ def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
         if not replace(plan.check, function=added).run(replace(BIASED, mask_shape=MaskShape.KEYS)).error:
             yield "with numbers in its key_padding_mask", plan.run(added)
     if (per_key := promised_per_key(call, plan.check)) is not None:
-        yield f"with its {per_key.name!r} as (B, Lk)", plan.run(per_key, extras={})
+        yield f"with its {per_key.name!r} as (B, Lk)", plan.run(per_key)
     if call.form is MaskForm.FLAT and "bool_mask" in spelled:
         either = replace(call, form=MaskForm.EITHER)
         if published or not replace(plan.check, function=either).run(shaped(MASKED, MaskForm.SHARED)).error:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from attention_conformance.implementations.adapters.as_built import Call
 from attention_conformance.implementations.adapters.torch_module import TorchModule
 from attention_conformance.implementations.api.contract import Claims
 from attention_conformance.implementations.discovery.always import with_premises
@@ -30,7 +31,12 @@ from attention_conformance.implementations.discovery.extras import (
     returns_scores,
 )
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
-from attention_conformance.implementations.discovery.modules.constructors import LOOKS, Constructor, built, with_groups
+from attention_conformance.implementations.discovery.modules.constructors import (
+    LOOKS,
+    Constructor,
+    built,
+    with_groups,
+)
 from attention_conformance.implementations.discovery.modules.flag_masks import (
     without_flags,
     without_swallowed,
@@ -44,7 +50,6 @@ from attention_conformance.implementations.discovery.modules.layout import (
     needs_even,
     usual_fit,
 )
-from attention_conformance.implementations.discovery.modules.mask_ranks import PerKey
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
 from attention_conformance.implementations.discovery.modules.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.modules.module_masks import (
@@ -55,12 +60,13 @@ from attention_conformance.implementations.discovery.modules.module_masks import
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
 from attention_conformance.implementations.discovery.modules.narrow_windows import with_narrow_window
 from attention_conformance.implementations.discovery.modules.other_forms import refuse_other_forms
-from attention_conformance.implementations.discovery.modules.own_cache import InPieces
 from attention_conformance.implementations.discovery.modules.promises import (
     has_published_interface,
     is_unscaled,
 )
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
+from attention_conformance.implementations.discovery.modules.stated_bases import stated_base
+from attention_conformance.implementations.discovery.probe import HALF
 from attention_conformance.spec.cases import Case, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, DefaultScale
 from attention_conformance.spec.features import Feature, Scope
@@ -111,7 +117,18 @@ class ModulePlan:
         call = check.function
         assert isinstance(call, ModuleCall)
         plan = replace(self, call=call, check=check)
+        plan, notes = (plan, notes) if given.rotary_base else plan._with_stated_base(notes)
         return plan._with_norms(notes) if self.norms is not None else (plan, notes)
+
+    def _with_stated_base(self, notes: list[str]) -> tuple[ModulePlan, list[str]]:
+        """The plan with the base of rotations that the class names, where another one is seen: a mistake."""
+        premises, stated = self.check.claims.premises, stated_base(self.make)
+        seen = premises.rotary_base
+        if not seen or premises.rotary_dim is not None or stated is None or abs(seen / stated[1] - 1.0) < HALF:
+            return self, notes
+        claims = replace(self.check.claims, premises=replace(premises, rotary_base=float(stated[1])))
+        note = f"its {stated[0]!r} is {stated[1]:g}, and its rotations are those of {seen:g}"
+        return replace(self, check=replace(self.check, claims=claims).stating(note)), notes
 
     def _with_norms(self, notes: list[str]) -> tuple[ModulePlan, list[str]]:
         """The plan with the norms of queries and keys in place, which all before was seen without."""
@@ -127,11 +144,9 @@ class ModulePlan:
         note = f"always {', '.join(self.norms.always(NO_PREMISES).settings())}, by {' and '.join(self.norms.paths)}"
         return replace(self, make=make, check=check), [*notes, note]
 
-    def run(
-        self, call: ModuleCall | InPieces | PerKey | None = None, make: Constructor | None = None, **keywords: Any
-    ) -> TorchModule:
-        """A `run`, by default in its own mode; another call or constructor than its own has no extras by default."""
-        own = {extra.position: extra.name for extra in self.extras} if call is None and make is None else {}
+    def run(self, call: Call | None = None, make: Constructor | None = None, **keywords: Any) -> TorchModule:
+        """A `run`, by default in its own mode and with what it returns after its output."""
+        own = {extra.position: extra.name for extra in self.extras}
         return module_run(
             make or self.make, call or self.call, **{"evaluating": self.evaluating, "extras": own, **keywords}
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.documented import states_added_numbers
 from attention_conformance.implementations.discovery.modules.template import Variant
 
 SIZES = {"embed_dim", "num_heads"}
@@ -36,12 +37,14 @@ def has_published_interface(kind: type[nn.Module]) -> bool:
 
 
 def takes_float_padding(kind: type[nn.Module], spelled: Mapping[str, str]) -> bool:
-    """Whether its padding mask may be one of numbers by its names, and its code does not make booleans of it.
+    """Whether its padding mask may be one of numbers by its documentation, or names whose code makes no booleans of it.
 
     The published class takes numbers there since it has `is_causal`; copies of older ones take booleans alone.
     """
     if "key_padding_mask" not in spelled or spelled.get("float_mask") != "attn_mask":
         return False
+    if states_added_numbers(kind, spelled["key_padding_mask"]):
+        return True
     if not (issubclass(kind, nn.MultiheadAttention) or "is_causal" in _names(kind, "forward")):
         return False
     own = re.escape(spelled["key_padding_mask"])

@@ -229,7 +229,7 @@ class Judge:
             raise FailureLimitError
 
     def record_error(self, case: Case, error: CandidateError, context: str = "", part: str = "") -> None:
-        """Counts one failed check: the candidate raised, or gave nothing usable; `FailureLimitError` if it cannot go on."""
+        """Counts one failed check: it raised, or gave nothing usable; FailureLimitError where it cannot go on."""
         if reason := lacks_room(case.sizes, error):
             self.unsupported.append(reason)
             return

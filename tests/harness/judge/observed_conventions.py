@@ -25,7 +25,7 @@ Meaning: TypeAlias = tuple[str, Problem, Conventions]
 """The name of an answer, and the problem and conventions under which the reference gives it."""
 Meanings: TypeAlias = Callable[[Problem, Conventions], Iterable[Meaning]]
 
-REFUSED, OTHER_PATH, MORE = "refused", "another path", "returns more"
+REFUSED, OTHER_PATH = "refused", "another path"
 PLAIN, RECORDING = "in a plain call", "while gradients are recorded"
 
 
@@ -50,14 +50,28 @@ class Disagreement:
     recorded: bool = True
 
 
-def answers(judge: Judge, disagreement: Disagreement) -> Iterator[tuple[Case, str, str]]:
-    """For each form and each way to call the implementation: the case, the path in words, and the answer's name.
+@dataclass(frozen=True)
+class Answer:
+    """What one way to call an implementation gives.
 
-    Ways that return more give none: nothing promises that they agree with the others.
+    Attributes:
+        case: the form.
+        path: the way, in words.
+        name: of the answer.
+        with_more: whether weights or a log-sum-exp come with it. Such a way computes otherwise than one without:
+            nothing promises that a row without keys gets the same from both.
     """
+
+    case: Case
+    path: str
+    name: str
+    with_more: bool = False
+
+
+def answers(judge: Judge, disagreement: Disagreement) -> Iterator[Answer]:
+    """The answer to each form in each way to call the implementation."""
     for case, path, call, known in list(_begun(judge, disagreement)):
-        if (answer := _answer(judge, call, known)) != MORE:
-            yield case, path, answer
+        yield _answer(judge, case, path, call, known)
 
 
 def _begun(judge: Judge, disagreement: Disagreement) -> Iterator[tuple[Case, str, Callable[[], Result], _KnownAnswers]]:
@@ -94,28 +108,24 @@ class _KnownAnswers:
             yield self.known[-1]
 
 
-def _answer(judge: Judge, call: Callable[[], Result], known: Iterable[tuple[str, Expected]]) -> str:
+def _answer(
+    judge: Judge, case: Case, path: str, call: Callable[[], Result], known: Iterable[tuple[str, Expected]]
+) -> Answer:
     try:
         result = call()
     except CandidateError:
-        return REFUSED
+        return Answer(case, path, REFUSED)
     except PathError:
-        return OTHER_PATH
-    if returns_more(judge, result):
-        return MORE
-    got = result.output
-    for name, expected in known:
-        if not compare("output", got, expected, judge.dtype).message:
-            return name
-    return "NaN" if np.isnan(got.astype(np.float64)).any() else "another answer"
+        return Answer(case, path, OTHER_PATH)
+    output = result.output
+    named = (name for name, expected in known if not compare("output", output, expected, judge.dtype).message)
+    other = "another answer with NaN" if np.isnan(output.astype(np.float64)).any() else "another answer"
+    return Answer(case, path, next(named, other), returns_more(result))
 
 
-def returns_more(judge: Judge, result: Result) -> bool:
-    """Whether it comes with weights or a log-sum-exp where none is claimed: a way of calling that computes otherwise.
-
-    Nothing promises that such a way gives a row without keys what the others give it.
-    """
-    return not judge.returned and any(part_of(result, part) is not None for part in RETURNED_AS)
+def returns_more(result: Result) -> bool:
+    """Whether weights or a log-sum-exp come with it."""
+    return any(part_of(result, part) is not None for part in RETURNED_AS)
 
 
 def observations(
@@ -133,9 +143,9 @@ def _observed(implementation: Implementation, point: Disagreement, dtypes: tuple
     paths_of: dict[str, list[str]] = {}
     selected = dtypes or implementation.claims.dtypes
     for dtype in (d for d in point.dtypes if d in selected and d in implementation.claims.dtypes):
-        for _, path, answer in answers(Judge(implementation, dtype, device), point):
-            paths = paths_of.setdefault(answer, [])
-            paths.extend({f"{dtype} {path}"} - set(paths))
+        for answer in answers(Judge(implementation, dtype, device), point):
+            paths = paths_of.setdefault(answer.name, [])
+            paths.extend({f"{dtype} {answer.path}"} - set(paths))
     if len(paths_of) < 2:
         return "".join(paths_of)
     return "; ".join(f"{answer} ({', '.join(paths[:3])})" for answer, paths in paths_of.items())
