@@ -17,6 +17,11 @@ STATED = re.compile(
     re.IGNORECASE,
 )
 """A value of a mask, and what it does to a key: "1 = keep", "True for positions that are masked"."""
+OF_OTHERS = re.compile(
+    r"\b(?:scaled_dot_product_attention|sdpa|multiheadattention|flex_attention|flash\w*|xformers|(?:py)?torch|keras)\b",
+    re.IGNORECASE,
+)
+"""Names in comments that speak of what somebody else's function takes."""
 FALSE = re.compile(r"false|zeros?|0s?", re.IGNORECASE)
 
 
@@ -113,6 +118,7 @@ def _lines(target: object, name: str) -> list[str]:
     documents = _documents(target)
     code = safe_call(lambda: inspect.getsource(target)).value or ""  # type: ignore[arg-type]
     comments = [line.partition("#")[2] for line in code.splitlines() if "#" in line]
+    comments = [line for line in comments if not OF_OTHERS.search(line)]
     paragraphs = [part for text in documents for part in _paragraphs(text)]
     return [part for part in (*paragraphs, *comments) if re.search(rf"\b{re.escape(name)}\b", part)]
 

@@ -56,6 +56,7 @@ from attention_conformance.implementations.discovery.modules.flag_masks import (
     without_unstated,
 )
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.head_masks import with_head_mask
 from attention_conformance.implementations.discovery.modules.head_sizes import with_head_sizes
 from attention_conformance.implementations.discovery.modules.layout import (
     fit_of_call,
@@ -214,7 +215,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check, flags = without_flags(call, check) if observed else (check, [])
     check, seen = as_seen(call, check) if observed else (check, [])
     check, stated = without_unstated(kind, call, check)
-    check, swallowed = without_swallowed(call, check, published)
+    call, check, swallowed = with_head_mask(call, *without_swallowed(call, check, published))
     seen = [*limits.notes, *sizes, *masks, *flags, *seen, *stated, *swallowed]
     plain = check.run(PLAIN)
     extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))
@@ -327,9 +328,8 @@ def _modes(plan: ModulePlan, published: bool, check: ClaimCheck) -> tuple[Modes,
     if not _has_modes(plan) or cached or (published and plan.call.length_first):
         return {}, []
     call = Chosen(plan.call, tuple(extra.position for extra in plan.extras))
-    names = tuple(extra.name for extra in plan.extras)
     build = partial(built_for, plan.make, plan.evaluating)
-    modes = partial(module_modes, build, call, plan.make.find_places, extras=names)
+    modes = partial(module_modes, build, call, plan.make.find_places, extras=tuple(each.name for each in plan.extras))
     return promised_modes(modes, check) if published else own_modes(modes, check)
 
 
@@ -370,8 +370,8 @@ def _alternatives(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     with torch.random.fork_rng(devices=[]):
         drops = bool(plan.make.rates) or with_dropout(built(plan.make))
     if drops and _has_modes(plan):
-        rates = dict.fromkeys(plan.make.rates, RATE)
-        make = replace(plan.make, options={**plan.make.options, **rates}, dropping=True)
+        options = {**plan.make.options, **dict.fromkeys(plan.make.rates, RATE)}
+        make = replace(plan.make, options=options, dropping=True)
         yield "in evaluation mode, built with dropout", plan.run(make=make, evaluating=True)
 
 
