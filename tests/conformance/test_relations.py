@@ -6,13 +6,15 @@ import numpy as np
 
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected
+from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case, Embedding, MaskKind, MaskShape, Padding, Poison, Scores, Sharing
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.comparison import compare, part_of
-from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge
 from attention_conformance.tests.harness.judge.merging import assert_merges
+from attention_conformance.tests.harness.judge.observed_conventions import returns_more
 from attention_conformance.tests.harness.judge.relations import (
     Change,
     changed,
@@ -189,13 +191,16 @@ def test_alternatives(judge: Judge) -> None:
 
 
 def _assert_returned(judge: Judge, case: Case, context: str) -> None:
-    """The output, and what is returned with it: averaged weights also where only this way of calling has them."""
+    """The output, and what is returned with it, also where only this way of calling returns it."""
+    problem = judge.problem(case).forward_only()
     try:
-        result = judge.run(judge.problem(case).forward_only())
+        result = judge.run(problem)
     except CandidateError as error:
         judge.record_error(case, error, context)
         return
-    for part in dict.fromkeys(("output", *judge.returned, "averaged_weights")):
+    if returns_more(judge, result) and not allowed_keys(problem, judge.conventions).any(-1).all():
+        return
+    for part in dict.fromkeys(("output", *RETURNED_AS)):
         got = part_of(result, part)
         if got is not None or part == "output":
             judge.record(case, compare(part, got, judge.expected(case, also=(part,))[part], judge.dtype), context)

@@ -25,7 +25,7 @@ WORDS = {"head", "heads", "mask", "layer"}
 """Words that the name of such a mask consists of."""
 
 
-def with_head_mask(call: ModuleCall, check: ClaimCheck, notes: list[str]) -> tuple[ModuleCall, ClaimCheck, list[str]]:
+def with_head_mask(call: ModuleCall, check: ClaimCheck) -> tuple[ModuleCall, ClaimCheck]:
     """With the mask of heads among what it takes, where it multiplies their weights, whatever the factors are."""
     names = [name for name in call.options.other_masks if {"mask"} < {*name.lower().split("_")} <= WORDS]
     name = names[0] if len(names) == 1 and OPTION not in call.options else ""
@@ -33,8 +33,8 @@ def with_head_mask(call: ModuleCall, check: ClaimCheck, notes: list[str]) -> tup
         each = _with(call, name, axes)
         claimed = replace(check, function=each).claiming({Feature.HEAD_GATES})
         if _multiplies(claimed, call):
-            return each, claimed.stating(f"its {name!r} is judged as factors of the weights of each head"), notes
-    return call, check, notes
+            return each, claimed.stating(f"its {name!r} is judged as factors of the weights of each head")
+    return call, check
 
 
 def _with(call: ModuleCall, name: str, axes: bool) -> ModuleCall:

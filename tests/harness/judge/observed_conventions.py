@@ -18,14 +18,14 @@ from attention_conformance.spec.conventions import Conventions, values_of
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
-from attention_conformance.tests.harness.judge.comparison import compare
-from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.comparison import compare, part_of
+from attention_conformance.tests.harness.judge.judge import RETURNED_AS, Judge
 
 Meaning: TypeAlias = tuple[str, Problem, Conventions]
 """The name of an answer, and the problem and conventions under which the reference gives it."""
 Meanings: TypeAlias = Callable[[Problem, Conventions], Iterable[Meaning]]
 
-REFUSED, OTHER_PATH = "refused", "another path"
+REFUSED, OTHER_PATH, MORE = "refused", "another path", "returns more"
 PLAIN, RECORDING = "in a plain call", "while gradients are recorded"
 
 
@@ -51,9 +51,13 @@ class Disagreement:
 
 
 def answers(judge: Judge, disagreement: Disagreement) -> Iterator[tuple[Case, str, str]]:
-    """For each form and each way to call the implementation: the case, the path in words, and the answer's name."""
+    """For each form and each way to call the implementation: the case, the path in words, and the answer's name.
+
+    Ways that return more give none: nothing promises that they agree with the others.
+    """
     for case, path, call, known in list(_begun(judge, disagreement)):
-        yield case, path, _answer(judge, call, known)
+        if (answer := _answer(judge, call, known)) != MORE:
+            yield case, path, answer
 
 
 def _begun(judge: Judge, disagreement: Disagreement) -> Iterator[tuple[Case, str, Callable[[], Result], _KnownAnswers]]:
@@ -92,15 +96,26 @@ class _KnownAnswers:
 
 def _answer(judge: Judge, call: Callable[[], Result], known: Iterable[tuple[str, Expected]]) -> str:
     try:
-        got = call().output
+        result = call()
     except CandidateError:
         return REFUSED
     except PathError:
         return OTHER_PATH
+    if returns_more(judge, result):
+        return MORE
+    got = result.output
     for name, expected in known:
         if not compare("output", got, expected, judge.dtype).message:
             return name
     return "NaN" if np.isnan(got.astype(np.float64)).any() else "another answer"
+
+
+def returns_more(judge: Judge, result: Result) -> bool:
+    """Whether it comes with weights or a log-sum-exp where none is claimed: a way of calling that computes otherwise.
+
+    Nothing promises that such a way gives a row without keys what the others give it.
+    """
+    return not judge.returned and any(part_of(result, part) is not None for part in RETURNED_AS)
 
 
 def observations(

@@ -6,8 +6,8 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.torch_module import Packed
 from attention_conformance.implementations.discovery.candidates import candidate
-from attention_conformance.implementations.discovery.modules.modules import ALWAYS
 from attention_conformance.implementations.discovery.modules.parameters import ACCEPTED, LAYERS, find_places, place_of
+from attention_conformance.implementations.discovery.modules.plans import ALWAYS
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature, Scope

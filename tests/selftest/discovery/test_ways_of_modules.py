@@ -320,3 +320,36 @@ def test_sizes_of_heads_that_a_module_refuses_by_a_statement_are_its_limit(make:
     assert "heads not claimed: ValueError: the width has to be a multiple of 6" in made.about
     found = run(made, ("heads.*", "relations.grad-mode"), ("float32",))
     assert {each.status for each in found} == ({Status.PASS, Status.FAIL} if wrong else {Status.PASS})
+
+
+REQUESTED = """
+class f(nn.Module):
+    def __init__(self, dim, heads, dropout=0.0):
+        super().__init__()
+        self.h, self.qkv, self.out, self.rate = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim), dropout
+    def forward(self, x, mask=None, output_attentions=False):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        rate = self.rate if self.training else 0.0
+        mask, weights = None if mask is None else mask[:, None, None, :], None
+        if output_attentions:
+            _, weights, _ = attend(q, k, v, mask)
+            y = {dropped} @ v
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=rate)
+        y = self.out(y.transpose(1, 2).flatten(2))
+        return (y, {weights}) if output_attentions else y
+"""
+
+
+@pytest.mark.parametrize(
+    ("dropped", "weights", "wrong"),
+    [
+        ("F.dropout(weights, rate)", "weights", False),  # rows without keys get NaN in this way alone
+        ("F.dropout(weights, rate)", "weights.mean(1)", False),
+        ("F.dropout(weights, rate)", "weights * v.abs().sum(-1, keepdim=True).mT", True),
+        ("F.dropout(weights, self.rate)", "weights", True),
+        ("weights.roll(1, -1)", "weights", True),
+    ],
+)
+def test_weights_on_request_change_nothing_else(make: Make, dropped: str, weights: str, wrong: bool) -> None:
+    assert fails(make, REQUESTED.format(dropped=dropped, weights=weights)) is wrong

@@ -37,11 +37,16 @@ def along_ways(
         return found
     for check in checks:
         if check.clause == ALTERNATIVES:
-            for way, run in implementation.alternatives.items():
-                own = replace(implementation, run=run)
-                if found := _along(own, check, device, diagnosed):
+            ways = {way: replace(implementation, run=run) for way, run in implementation.alternatives.items()}
+            for way in sorted(ways, key=lambda way: not _fails(ways[way], check, device)):
+                if found := _along(ways[way], check, device, diagnosed):
                     return replace(found, when=(way, *found.when))
     return None
+
+
+def _fails(implementation: Implementation, check: FailingCheck, device: str) -> bool:
+    """Whether it is along this way that the case of the check fails."""
+    return observed(implementation, check.case, check.dtype, ("output",), device).failing
 
 
 def _dropping(implementation: Implementation, checks: Sequence[FailingCheck], device: str) -> Diagnosis | None:

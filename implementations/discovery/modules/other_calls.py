@@ -1,0 +1,114 @@
+"""Other calls: ways to build and call a module class that have to give the same answer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
+from attention_conformance.implementations.adapters.torch_module import TorchModule
+from attention_conformance.implementations.api.safe_call import CallOutcome
+from attention_conformance.implementations.discovery.claim_checks import (
+    BIASED,
+    EXTENTS,
+    MASKED,
+    PLAIN,
+    extras_seen,
+    parts,
+)
+from attention_conformance.implementations.discovery.extras import returns_scores
+from attention_conformance.implementations.discovery.functions.on_request import FLAGS
+from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
+from attention_conformance.implementations.discovery.modules.dropping import RATE, with_dropout
+from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.mask_ranks import promised_per_key
+from attention_conformance.implementations.discovery.modules.module_masks import (
+    shaped,
+)
+from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
+from attention_conformance.implementations.discovery.modules.plans import ModulePlan
+from attention_conformance.implementations.discovery.modules.promises import (
+    has_published_interface,
+    takes_float_padding,
+)
+from attention_conformance.implementations.discovery.vocabulary import MaskForm
+from attention_conformance.spec.cases import MaskShape
+
+
+def other_calls(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
+    """Other ways to build and call it that should give the same answer."""
+    yield from _called_otherwise(plan)
+    if plan.check.claims.premises.hides_later:
+        yield from ((way, plan.run(call, extras={})) for way, call in calls_in_pieces(plan.make.kind, plan.call))
+    if not plan.evaluating and plan.has_modes:
+        yield "in evaluation mode", plan.run(evaluating=True, extras={})
+        yield "in inference mode", plan.run(extras={}, context=torch.inference_mode)
+    if "batch_first" in plan.make.options:
+        laid = replace(plan.make, options={**plan.make.options, "batch_first": plan.call.length_first})
+        yield "in the other layout", plan.run(replace(plan.call, length_first=not plan.call.length_first), laid)
+    requested = dict(_requested(plan))
+    yield from ((way, plan.run(call, extras=extras)) for way, (call, extras) in requested.items())
+    if (make := _with_dropout(plan)) is not None:
+        evaluated = "in evaluation mode, built with dropout"
+        yield evaluated, plan.run(make=make, evaluating=True)
+        for way, (call, extras) in requested.items():
+            yield f"{way}, {evaluated}", plan.run(call, make, evaluating=True, extras=extras)
+
+
+def _with_dropout(plan: ModulePlan) -> Constructor | None:
+    """How it is built with dropout; None where it has none, or no modes."""
+    with torch.random.fork_rng(devices=[]):
+        drops = bool(plan.make.rates) or with_dropout(built(plan.make))
+    rates = dict.fromkeys(plan.make.rates, RATE)
+    options = {**plan.make.options, **rates}
+    return replace(plan.make, options=options, dropping=True) if drops and plan.has_modes else None
+
+
+def _requested(plan: ModulePlan) -> Iterator[tuple[str, tuple[ModuleCall, dict[int, str]]]]:
+    """Calls in which a flag lets it return more, and what that is by its place in the answer."""
+    usual = _shapes(plan.check.run(PLAIN))
+    parameters = inspect.signature(cast("type[nn.Module]", plan.make.kind).forward).parameters.values()
+    named = {p.name for p in parameters if p.default is False} & FLAGS
+    for name in sorted(named - {*plan.call.always}):
+        call = replace(plan.call, always={**plan.call.always, name: True})
+        check = replace(plan.check, function=call)
+        outcome = check.run(PLAIN)
+        shapes = [] if outcome.error else _shapes(outcome)
+        if len(shapes) > len(usual) and shapes[0] == usual[0]:
+            extras = extras_seen(check, outcome, EXTENTS, returns_scores(plan.make.kind))
+            yield f"with {name}", (call, {extra.position: extra.name for extra in extras})
+
+
+def _shapes(outcome: CallOutcome[Any]) -> list[tuple[int, ...]]:
+    """Of the arrays in an answer."""
+    return [tuple(part.shape) for part in parts(outcome) if isinstance(part, torch.Tensor)]
+
+
+def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
+    call, kind = plan.call, plan.make.kind
+    published = isinstance(kind, type) and has_published_interface(kind)
+    passed_on = isinstance(kind, type) and issubclass(kind, nn.MultiheadAttention)
+    spelled = call.options.spelled if passed_on else call.options.named.spelled
+    if "need_weights" in spelled:
+        without = replace(call, always={spelled["need_weights"]: False}, alone=published)
+        yield WITHOUT_WEIGHTS, plan.run(without)
+        fast = plan.run(without, evaluating=True, context=torch.inference_mode)
+        yield "without weights, in evaluation and inference mode", fast
+    if {"need_weights", "average_attn_weights"} <= set(spelled) and call.always.get(spelled["need_weights"]):
+        always = {spelled["need_weights"]: True, spelled["average_attn_weights"]: True}
+        yield "with averaged weights", plan.run(replace(call, always=always), extras={1: "averaged_weights"})
+    if published and isinstance(kind, type) and takes_float_padding(kind, call.options.named.spelled):
+        added = replace(call, padding_added=True)
+        if not replace(plan.check, function=added).run(replace(BIASED, mask_shape=MaskShape.KEYS)).error:
+            yield "with numbers in its key_padding_mask", plan.run(added)
+    if (per_key := promised_per_key(call, plan.check)) is not None:
+        yield f"with its {per_key.name!r} as (B, Lk)", plan.run(per_key, extras={})
+    if call.form is MaskForm.FLAT and "bool_mask" in spelled:
+        either = replace(call, form=MaskForm.EITHER)
+        if published or not replace(plan.check, function=either).run(shaped(MASKED, MaskForm.SHARED)).error:
+            yield "with one mask for all samples and heads", plan.run(either)

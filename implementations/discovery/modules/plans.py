@@ -1,0 +1,215 @@
+"""Plans: how a module class is built and called, and what it claims as far as its interface shows that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from attention_conformance.implementations.adapters.torch_module import TorchModule
+from attention_conformance.implementations.api.contract import Claims
+from attention_conformance.implementations.discovery.always import with_premises
+from attention_conformance.implementations.discovery.claim_checks import (
+    BIASED,
+    CAUSAL,
+    EVERYWHERE,
+    EXTENTS,
+    PLAIN,
+    ClaimCheck,
+    check_answer,
+    equal_outputs,
+    extras_seen,
+    parts,
+)
+from attention_conformance.implementations.discovery.extras import (
+    Extra,
+    ignored_parts,
+    returns_scores,
+)
+from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
+from attention_conformance.implementations.discovery.modules.constructors import LOOKS, Constructor, built, with_groups
+from attention_conformance.implementations.discovery.modules.flag_masks import (
+    without_flags,
+    without_swallowed,
+    without_unstated,
+)
+from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.head_masks import with_head_mask
+from attention_conformance.implementations.discovery.modules.head_sizes import with_head_sizes
+from attention_conformance.implementations.discovery.modules.layout import (
+    fit_of_call,
+    limits_of,
+    needs_even,
+    usual_fit,
+)
+from attention_conformance.implementations.discovery.modules.mask_ranks import PerKey
+from attention_conformance.implementations.discovery.modules.mirrors import Mirror
+from attention_conformance.implementations.discovery.modules.module_forms import found_form, norms_inside
+from attention_conformance.implementations.discovery.modules.module_masks import (
+    SHAPES,
+    as_seen,
+    with_mask_form,
+)
+from attention_conformance.implementations.discovery.modules.module_runs import module_run
+from attention_conformance.implementations.discovery.modules.narrow_windows import with_narrow_window
+from attention_conformance.implementations.discovery.modules.other_forms import refuse_other_forms
+from attention_conformance.implementations.discovery.modules.own_cache import InPieces
+from attention_conformance.implementations.discovery.modules.promises import (
+    has_published_interface,
+    is_unscaled,
+)
+from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
+from attention_conformance.spec.cases import Case, MaskShape, Padding
+from attention_conformance.spec.conventions import Conventions, DefaultScale
+from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.premises import NO_PREMISES, Premises
+
+ALWAYS = EVERYWHERE | {Feature.PROJECTIONS}
+BY_PARAMETER = {"b_q": Feature.BIAS, "w_o": Feature.OUTPUT_PROJECTION, "b_o": Feature.OUTPUT_BIAS}
+"""What a parameter claims that the module has."""
+
+
+@dataclass(frozen=True)
+class ModulePlan:
+    """How a module class is built and called.
+
+    Attributes:
+        evaluating: it is put into evaluation mode, because it answers at random in training mode.
+        extras: what it returns after its output.
+        check: its claims, as far as constructor, parameters and forward show them.
+        notes: on parts of its answer that are not used.
+        always: what it does in each call, seen as its parameters were read.
+        norms: of queries and keys, which are taken out until its premises are known.
+    """
+
+    make: Constructor
+    call: ModuleCall
+    evaluating: bool
+    extras: tuple[Extra, ...]
+    check: ClaimCheck
+    notes: tuple[str, ...]
+    always: Premises = NO_PREMISES
+    norms: FoundNorm | None = None
+
+    @property
+    def has_modes(self) -> bool:
+        """Whether it is a module of torch, which can be put into evaluation mode, and not a class of another kind."""
+        return not (isinstance(self.make.kind, type) and issubclass(self.make.kind, Mirror))
+
+    def under(self, given: Premises) -> tuple[ModulePlan, list[str]]:
+        """The plan with the premises that are given or seen, and a note on each."""
+        if self.always.rotary_base and not given.rotary_base:
+            given = replace(given, rotary_base=self.always.rotary_base)
+        if self.always.alibi and not given.alibi:
+            given = replace(given, alibi=True, interleaved=self.always.interleaved)
+        given = replace(given, length=given.length or self.always.length)
+        if self.always.scale is not None and given.scale is None:
+            given = replace(given, scale=self.always.scale)
+        check, notes = with_premises(replace(self.check, function=self.call), given)
+        call = check.function
+        assert isinstance(call, ModuleCall)
+        plan = replace(self, call=call, check=check)
+        return plan._with_norms(notes) if self.norms is not None else (plan, notes)
+
+    def _with_norms(self, notes: list[str]) -> tuple[ModulePlan, list[str]]:
+        """The plan with the norms of queries and keys in place, which all before was seen without."""
+        assert self.norms is not None
+        make, claims = self.make.with_norms(self.norms), self.check.claims
+        always = self.norms.always(claims.premises)
+        conventions = self.norms.claimed(claims.conventions, self.norms.spanning(make.width, make.heads))
+        check = replace(
+            self.check,
+            adapt=partial(module_run, make, evaluating=self.evaluating),
+            claims=replace(claims, premises=always, conventions=conventions),
+        )
+        note = f"always {', '.join(self.norms.always(NO_PREMISES).settings())}, by {' and '.join(self.norms.paths)}"
+        return replace(self, make=make, check=check), [*notes, note]
+
+    def run(
+        self, call: ModuleCall | InPieces | PerKey | None = None, make: Constructor | None = None, **keywords: Any
+    ) -> TorchModule:
+        """A `run`, by default in its own mode; another call or constructor than its own has no extras by default."""
+        own = {extra.position: extra.name for extra in self.extras} if call is None and make is None else {}
+        return module_run(
+            make or self.make, call or self.call, **{"evaluating": self.evaluating, "extras": own, **keywords}
+        )
+
+
+def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, observed: bool = False) -> ModulePlan:
+    """How the class is built and called.
+
+    Args:
+        kind: the class.
+        conventions: what it claims.
+        device: where it runs.
+        observed: whether it claims what is seen of masks whose names promise nothing.
+
+    Raises:
+        TargetError: it cannot be built, filled with weights or called.
+    """
+    with torch.random.fork_rng(devices=[]):
+        make, call, variant = found_form(kind, conventions.bool_mask)
+        make = with_groups(make)
+        features = _features(make, call) | make.features
+    if variant is not None and variant.premises.rotary_base:
+        conventions = replace(conventions, rotary_pairing=variant.pairing)
+    if variant is not None and is_unscaled(kind, variant):
+        conventions = replace(conventions, default_scale=DefaultScale.ONE)
+    length = make.tokens if make.window in SQUARES else 0
+    fits, premises = usual_fit(call, make.kv_heads), Premises(length=length)
+    claims = Claims(Scope.MODULE, features, conventions, fit=fits, premises=premises)
+    check = ClaimCheck(call, partial(module_run, make), claims, device).in_first_dtype()
+    published = has_published_interface(kind)
+    if make.look != LOOKS[0] and not published:
+        check, _ = with_head_sizes(make, call, check)
+    if conventions.default_scale is DefaultScale.ONE:
+        check = check.stating("its scores are not scaled")
+    make = with_narrow_window(make, lambda each: replace(check, adapt=partial(module_run, each)))
+    check = replace(check, adapt=partial(module_run, make))
+    first, second = check.run(PLAIN), check.run(PLAIN)
+    check_answer(first, lambda answer: isinstance(answer, torch.Tensor), "a tensor")
+    evaluating = not second.error and not equal_outputs(first, second)
+    check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
+    refuse_other_forms(make, call, check, variant)
+    call, check, masks = with_mask_form(call, check, observed, published)
+    call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
+    both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
+    call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
+    even = call.rotates or (needs_even(make, call) and not published)
+    limits = limits_of(make, call)
+    if call.form in SHAPES or even or limits:
+        fit = partial(fit_of_call, call, even, limits, make.kv_heads)
+        check = replace(check, claims=replace(check.claims, fit=fit))
+    check, sizes = (check, []) if published else with_head_sizes(make, call, check)
+    meaning = replace(check.claims.conventions, bool_mask=call.polarity)
+    check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
+    check, flags = without_flags(call, check) if observed else (check, [])
+    check, seen = as_seen(call, check) if observed else (check, [])
+    check, stated = without_unstated(kind, call, check)
+    check, swallowed = without_swallowed(call, check, published)
+    call, check = with_head_mask(call, check)
+    seen = [*limits.notes, *sizes, *masks, *flags, *seen, *stated, *swallowed]
+    plain = check.run(PLAIN)
+    extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))
+    always = replace(NO_PREMISES if variant is None else variant.premises, causal=False, length=length)
+    notes = (*ignored_parts(parts(plain), extras), *seen)
+    return ModulePlan(make, call, evaluating, extras, check, notes, always, norms_inside(make, call))
+
+
+def _features(make: Constructor, call: ModuleCall) -> frozenset[Feature]:
+    features = ALWAYS | call.options.features
+    features |= {feature for name, feature in BY_PARAMETER.items() if name in make.held_names(built(make))}
+    features |= {Feature.INPUT_WIDTHS} if make.widths else set()
+    features -= {Feature.HEADS} if make.one_head else set()
+    return features | {1: set(), 2: {Feature.CROSS}, 3: {Feature.CROSS, Feature.KEY_VALUE}}[call.inputs]
+
+
+def _unless_only(call: ModuleCall, other: ModuleCall, check: ClaimCheck, case: Case, options: set[str]) -> ModuleCall:
+    """The call as in nn.MultiheadAttention, unless only the other one raises no error; where it has these options."""
+    if not options <= set(call.options.spelled):
+        return call
+    usual, unusual = (replace(check, function=each).run(case).error for each in (call, other))
+    return other if usual and not unusual else call
