@@ -27,8 +27,18 @@ FALSE = re.compile(r"false|zeros?|0s?", re.IGNORECASE)
 
 def documented_polarity(target: object, name: str) -> Polarity | None:
     """What True in a mask means by every sentence that states it; None where none does, or two contradict."""
-    stated = {_polarity(match) for line in _lines(target, name) for match in STATED.finditer(line)}
+    matches = (match for line in _lines(target, name) for match in STATED.finditer(line))
+    stated = {_polarity(match) for match in matches if not _is_of_another(match, name)}
     return stated.pop() if len(stated) == 1 else None
+
+
+def _is_of_another(match: re.Match[str], name: str) -> bool:
+    """Whether the value is what something else is compared with: "if T == 1 no need to mask"."""
+    compared = COMPARED.search(match.string[: match.start("value")])
+    return compared is not None and compared[1] != name and "mask" not in compared[1].lower()
+
+
+COMPARED = re.compile(r"(\w+)\s*(?:[=!<>]=|[<>])\s*$")
 
 
 BOTTOM_RIGHT = re.compile(r"bottom[- ]right|\b(?:aligned|align) (?:to|with|at) the (?:end|last)\b", re.IGNORECASE)

@@ -285,7 +285,7 @@ def _known_sizes(signature: inspect.Signature) -> dict[str, Size]:
     In the order of the suite, embed_dim and num_heads, unknown names do no harm: that is the usual case.
     """
     parameters = [p for p in signature.parameters.values() if not is_variadic(p)]
-    sizes = {p.name: size for p in parameters if (size := size_of(p.name))}
+    sizes = {p.name: size for p in parameters if (size := size_of(p.name)) and "Module" not in str(p.annotation)}
     options = {name for option in CONSTRUCTOR_OPTIONS.values() for name in option.parameters}
     unknown = [p.name for p in parameters if required(p) and p.name not in {*sizes, *options}]
     usual = [sizes.get(p.name) for p in parameters[:2]] == [Size.WIDTH, Size.HEADS]

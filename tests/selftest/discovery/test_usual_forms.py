@@ -179,7 +179,9 @@ def test_widths_of_a_head_are_letters(make: Make, number: str) -> None:
     ("comment", "found"),
     [
         ("scaled_dot_product_attention takes a mask where True indicates what should take part", False),
+        ("if Lq == 1 no need to mask, otherwise the mask is needed", False),
         ("the mask is True where a key may be used", True),
+        ("where mask == 1 a key may be used", True),
     ],
 )
 def test_a_comment_on_another_function_states_nothing_of_its_own_mask(make: Make, comment: str, found: bool) -> None:
