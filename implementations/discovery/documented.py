@@ -17,13 +17,28 @@ STATED = re.compile(
     re.IGNORECASE,
 )
 """A value of a mask, and what it does to a key: "1 = keep", "True for positions that are masked"."""
+OF_OTHERS = re.compile(
+    r"\b(?:scaled_dot_product_attention|sdpa|multiheadattention|flex_attention|flash\w*|xformers|(?:py)?torch|keras)\b",
+    re.IGNORECASE,
+)
+"""Names in comments that speak of what somebody else's function takes."""
 FALSE = re.compile(r"false|zeros?|0s?", re.IGNORECASE)
 
 
 def documented_polarity(target: object, name: str) -> Polarity | None:
     """What True in a mask means by every sentence that states it; None where none does, or two contradict."""
-    stated = {_polarity(match) for line in _lines(target, name) for match in STATED.finditer(line)}
+    matches = (match for line in _lines(target, name) for match in STATED.finditer(line))
+    stated = {_polarity(match) for match in matches if not _is_of_another(match, name)}
     return stated.pop() if len(stated) == 1 else None
+
+
+def _is_of_another(match: re.Match[str], name: str) -> bool:
+    """Whether the value is what something else is compared with: "if T == 1 no need to mask"."""
+    compared = COMPARED.search(match.string[: match.start("value")])
+    return compared is not None and compared[1] != name and "mask" not in compared[1].lower()
+
+
+COMPARED = re.compile(r"(\w+)\s*(?:[=!<>]=|[<>])\s*$")
 
 
 BOTTOM_RIGHT = re.compile(r"bottom[- ]right|\b(?:aligned|align) (?:to|with|at) the (?:end|last)\b", re.IGNORECASE)
@@ -121,6 +136,7 @@ def _lines(target: object, name: str) -> list[str]:
     documents = _documents(target)
     code = safe_call(lambda: inspect.getsource(target)).value or ""  # type: ignore[arg-type]
     comments = [line.partition("#")[2] for line in code.splitlines() if "#" in line]
+    comments = [line for line in comments if not OF_OTHERS.search(line)]
     paragraphs = [part for text in documents for part in _paragraphs(text)]
     return [part for part in (*paragraphs, *comments) if re.search(rf"\b{re.escape(name)}\b", part)]
 

@@ -45,6 +45,8 @@ SIMILARITY = 0.8
 
 HIDING_WORDS = {"mask", "masks", "lengths", "lens", "seqlens"}
 """Words in the names of what hides keys."""
+FLAG_WORDS = {"causal", "is", "use", "apply", "with", "mask", "masked", "masking", "attn", "attention"}
+"""Words that the name of a flag of causality consists of."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -184,9 +186,16 @@ def switched_off(parameters: Iterable[inspect.Parameter]) -> dict[str, object]:
     for p in parameters:
         if "drop" in p.name and (required(p) or (isinstance(p.default, int | float) and p.default)):
             given[p.name] = 0.0
-        elif p.name in OPTIONS["is_causal"].parameters and (required(p) or p.default is True):
+        elif is_causal_flag(p) and (required(p) or p.default is True):
             given[p.name] = False
     return given
+
+
+def is_causal_flag(parameter: inspect.Parameter) -> bool:
+    """Whether it is a flag of a triangle: by a known name, or a boolean one of causality in other words."""
+    words = {*parameter.name.lower().split("_")}
+    own = isinstance(parameter.default, bool) and "causal" in words and words <= FLAG_WORDS
+    return own or parameter.name in OPTIONS["is_causal"].parameters
 
 
 def window_names(signature: inspect.Signature) -> list[str]:
@@ -330,6 +339,8 @@ def read_options(
     known = known_names(signature)
     masks = {option: name for name in known.keys() - KNOWN_NAMES.keys() for option in ("bool_mask", "float_mask")}
     spelled = masks | own_names(OPTIONS, keywords)
+    flags = [p.name for p in rest if p.kind in _NAMED and is_causal_flag(p)]
+    spelled = {"is_causal": flags[0], **spelled} if flags else spelled
     hidden = set(swallowed) - set(spelled) if takes_any(signature, inspect.Parameter.VAR_KEYWORD) else set()
     spelled |= {option: swallowed[option] for option in sorted(hidden)}
     others = tuple(n for n in sorted(keywords - {*spelled.values()}) if HIDING_WORDS & {*n.lower().split("_")})
@@ -357,7 +368,7 @@ def _misspelled(unknown: set[str], spelled: Mapping[str, str]) -> dict[str, str]
 def _defaults(rest: Iterable[inspect.Parameter], spelled: Mapping[str, str]) -> dict[str, object]:
     known = {*spelled.values(), "dropout_p", "enable_gqa"}
     defaults: dict[str, object] = {p.name: p.default for p in rest if p.name in known and not required(p)}
-    return defaults | {name: False for name in OPTIONS["is_causal"].parameters if name in defaults}
+    return defaults | {p.name: False for p in rest if p.name in defaults and is_causal_flag(p)}
 
 
 def _always(rest: Iterable[inspect.Parameter], keywords: set[str], known: Mapping[str, str]) -> dict[str, object]:

@@ -132,6 +132,7 @@ class MaskForm(StrEnum):
 
     GIVEN = "any shape that broadcasts to (B, H, Lq, Lk)"
     FULL = "(B, H, Lq, Lk)"
+    ONE_HEAD = "(B, 1, Lq, Lk)"
     FLAT = "(B * H, Lq, Lk)"
     SAMPLE = "(B, Lq, Lk)"
     LENGTHS_FIRST = "(Lq, Lk, B)"

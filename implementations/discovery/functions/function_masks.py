@@ -89,7 +89,7 @@ def without_refused_flag(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
         return check, []
     call = check.function
     assert isinstance(call, RenamedCall)
-    others = {n: x for n, x in call.options.defaults.items() if n not in OPTIONS["is_causal"].parameters}
+    others = {n: x for n, x in call.options.defaults.items() if n != call.options.spelled.get("is_causal")}
     kept = replace(check, function=replace(call, options=replace(call.options, defaults=others)))
     return kept.without({Feature.CAUSAL}), [unclaimed("a causal flag", outcome.error)]
 

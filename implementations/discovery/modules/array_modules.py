@@ -15,7 +15,7 @@ from attention_conformance.implementations.adapters.jax_programs import evaluate
 from attention_conformance.implementations.discovery.modules.constructor_names import Size, size_of
 from attention_conformance.implementations.discovery.modules.held_arrays import is_random, is_weight, random_key
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.modules.neutrals import is_input, words_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
 from attention_conformance.implementations.discovery.vocabulary import INPUTS
 
@@ -145,7 +145,10 @@ def _zeros(width: int, called: inspect.Signature) -> list[list[Any]]:
     counts = dict.fromkeys((count, max(1, count - len(seen)), 1))
     shapes = ((1, 2, width), (2, width))
     plain = [[np.zeros(shape, np.float32)] * each for each in counts for shape in shapes]
-    return [*([*each, *seen] for each in plain if seen and len(each) + len(seen) == count), *plain]
+    masked = [[*each, *seen] for each in plain if seen and len(each) + len(seen) == count]
+    others = [p for p in needed if not is_input(p.name)]
+    rest = [[None if p in others else np.zeros(shape, np.float32) for p in needed] for shape in shapes if others]
+    return [*masked, *plain, *rest]
 
 
 def _first(attempts: Sequence[Callable[[], Any]]) -> Any:

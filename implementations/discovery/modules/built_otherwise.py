@@ -40,7 +40,7 @@ Pair: TypeAlias = tuple[Constructor, tuple[str, str]]
 """What is built with two options, and by which texts it is known with each of them."""
 NO_OPTIONS = {
     *("dtype", "device", "return", "output", "need", "init", "eps", "kdim", "vdim", "std", "seed", "checkpoint"),
-    *("batch", "layout"),
+    *("batch", "layout", "transpose", "transposed", "permute", "permuted"),
 }
 """Words in the names of what changes nothing, or only what is returned, or in which axes the inputs come."""
 

@@ -90,6 +90,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
         "d_keys",
         "d_kv",
         "query_pre_attn_scalar",
+        *("q", "k", "v"),
     ),
     Size.LENGTH: (
         *("context_length", "context_size", "block_size", "ctx_len", "n_ctx", "seq_len", "seq_length", "window"),
@@ -114,7 +115,7 @@ ROTARY = {"rope", "rotary", "rot", "freqs", "freq", "cis"}
 """Words in the names of such parameters."""
 FLAGS = ("log_", "use_", "return_", "store_", "save_", "output_att", "vis", "verbose")
 """How the names of flags begin; a flag is given only where it has to be."""
-NESTED = ("transformer", "model", "attention", "attn", "text_config")
+NESTED = ("transformer", "model", "attention", "attn", "text_config", "attn_config", "attention_config")
 """Settings that are objects of settings themselves."""
 
 
@@ -163,6 +164,7 @@ USUAL: Mapping[str, object] = {
     "device": "cpu",
     "dtype": None,
     "_attn_implementation": "eager",
+    **dict.fromkeys(("rope_scaling", "quantization_config")),
     **dict.fromkeys(("initializer_range", "init_range", "init_std", "initializer_std"), 0.02),
 }
 """Settings that are no sizes."""
@@ -177,6 +179,8 @@ MODEL_PARTS = {"lm", "vit", "llm", "gpt", "bert", "text", "vision", "audio", "im
 """Parts of models whose settings are of one object, each with its part first."""
 
 
+OF_ROTATIONS = ("rotary_dim", "rotary_ndims", "rot_dim", "rope_dim")
+"""Names of the width of a head that is rotated; that is all of it where nothing states how much."""
 NOTHING_CHANGED: Mapping[str, object] = {}
 
 
@@ -219,7 +223,8 @@ class Settings:
             if hasattr(self._defaults, name):
                 return getattr(self._defaults, name)
             if self._lenient:
-                return compared(self._kind, name)
+                whole = value_of(Size.HEAD_WIDTH, *self._sizes)
+                return whole if name in OF_ROTATIONS else compared(self._kind, name)
             raise AttributeError(f"the setting {name!r} is not known")
         return value_of(size, *self._sizes)
 
@@ -247,8 +252,17 @@ def of_part(name: str) -> str:
 
 
 def compared(kind: Any, name: str) -> object:
-    """What an unknown name may be: the first text that the code of a class compares it with, or else None or False."""
+    """What an unknown name may be.
+
+    What the code of a class takes where it is missing, the first text that it compares it with, or else None or False;
+    True for a flag that scores are scaled.
+    """
     text = _source(kind)
+    if (missing := settings_read(kind, "config").get(name, inspect.Parameter.empty)) is not inspect.Parameter.empty:
+        return missing
+    words = {*name.lower().split("_")}
+    if "scale" in words and words & OF_SCORES and words <= OF_SCORES | {"scale", "use", "do"}:
+        return True
     nothing = None if re.search(rf"\b{name}\s+is\s+(?:not\s+)?None\b", text) else False
     return next(iter(texts_compared(kind, name)), nothing)
 
@@ -257,6 +271,10 @@ def compared(kind: Any, name: str) -> object:
 def _source(kind: Any) -> str:
     """Its code, kept: settings may be read in each call."""
     return safe_call(lambda: inspect.getsource(kind)).value or ""
+
+
+OF_SCORES = {"attn", "attention", "weights", "scores", "qk", "dot", "product", "logits"}
+"""Words in the names of flags that scores are scaled."""
 
 
 def texts_compared(kind: Any, name: str) -> list[str]:

@@ -75,6 +75,7 @@ CONSTRUCTOR_OPTIONS: Mapping[str, Option] = {
 """What a constructor may take in addition to sizes and widths."""
 KEY_WIDTH, VALUE_WIDTH = 10, 11
 """Other widths of key and value than those of the query."""
+LAYERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
 ONE_HEAD = ("head", "k", "v", "q")
 """Words in the name of a width that may be that of one head, or of all heads together."""
 
@@ -246,19 +247,20 @@ def constructor(kind: type[nn.Module]) -> Constructor:
     if name := settings_parameter(signature):
         needed = [p.name for p in parameters.values() if required(p) and p.name != name]
         counted = {each: size for each in needed if (size := size_of(each)) and size is not Size.FLAG}
-        flags = {each: False for each in needed if each not in counted} | _scaling(parameters)
+        flags = {each: False for each in needed if each not in counted} | _scaling(parameters) | _layer(parameters)
         return Constructor(kind, settings=name, options=flags, sizes=counted)
     named = {"embed_dim", "num_heads"} <= set(parameters)
     known_sizes = {} if named else _known_sizes(signature)
     if known_sizes:
         own = own_names(CONSTRUCTOR_OPTIONS, set(parameters))
-        return Constructor(kind, options=_scaling(parameters), sizes=known_sizes, rates=_rates(parameters), spelled=own)
+        usual = _scaling(parameters) | _layer(parameters)
+        return Constructor(kind, options=usual, sizes=known_sizes, rates=_rates(parameters), spelled=own)
     sizes = [] if named else positional(signature)[:2]
     if not named:
         _check_sizes(kind, signature, sizes)
     options: dict[str, object] = {name: True for name in ("bias", "batch_first") if name in parameters}
     options |= switched_off(p for p in signature.parameters.values() if "drop" in p.name)
-    options |= _scaling(parameters)
+    options |= _scaling(parameters) | _layer(parameters)
     options |= dict.fromkeys(_short_lengths(signature), LONGEST)
     others = set(parameters) - {p.name for p in sizes}
     spelled = own_names(CONSTRUCTOR_OPTIONS, others)
@@ -287,6 +289,11 @@ def _scaling(parameters: Mapping[str, inspect.Parameter]) -> dict[str, object]:
     return {name: True for name in ("scale", "scaled") if name in parameters and parameters[name].default is False}
 
 
+def _layer(parameters: Mapping[str, inspect.Parameter]) -> dict[str, object]:
+    """Its number of the layer that it is, where that may be left out, and some count with it."""
+    return {name: 0 for name in LAYERS if name in parameters and parameters[name].default is None}
+
+
 def _rates(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
     return tuple(p.name for p in parameters.values() if "drop" in p.name and isinstance(p.default, float))
 
@@ -297,7 +304,7 @@ def _known_sizes(signature: inspect.Signature) -> dict[str, Size]:
     In the order of the suite, embed_dim and num_heads, unknown names do no harm: that is the usual case.
     """
     parameters = [p for p in signature.parameters.values() if not is_variadic(p)]
-    sizes = {p.name: size for p in parameters if (size := size_of(p.name))}
+    sizes = {p.name: size for p in parameters if (size := size_of(p.name)) and "Module" not in str(p.annotation)}
     options = {name for option in CONSTRUCTOR_OPTIONS.values() for name in option.parameters}
     unknown = [p.name for p in parameters if required(p) and p.name not in {*sizes, *options}]
     usual = [sizes.get(p.name) for p in parameters[:2]] == [Size.WIDTH, Size.HEADS]

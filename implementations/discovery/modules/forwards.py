@@ -18,6 +18,7 @@ from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.bare import tapped
 from attention_conformance.implementations.discovery.modules.emptying import emptied, emptied_by
+from attention_conformance.implementations.discovery.modules.mask_forms import in_form
 from attention_conformance.implementations.discovery.modules.neutrals import (
     LETTERS,
     MASKS,
@@ -102,6 +103,7 @@ class ModuleCall:
         resets: its method that empties a cache which it holds, called before each call; empty for none.
         spatial: where its layout is another one: 1 for (B, E, L), 2 for (B, E, L, 1), 3 for (B, L, 1, E), 4 for a
             square of tokens, (B, L ** 0.5, L ** 0.5, E).
+        gates_axes: whether factors of heads come as (1, H, 1, 1), not as (H,).
     """
 
     inputs: int = 3
@@ -128,6 +130,7 @@ class ModuleCall:
     listed: bool = False
     resets: str = ""
     spatial: int = 0
+    gates_axes: bool = False
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         """The module's answer to the problem's tensors, with the output as (B, Lq, width)."""
@@ -209,7 +212,8 @@ class ModuleCall:
         if problem.causal and not (self.flag_with_mask and "bool_mask" in self.options):
             options.pop("attn_mask")
         if "attn_mask" in options:
-            options["attn_mask"] = self._formed(options["attn_mask"], given, problem)
+            own = given.get("attn_mask")
+            options["attn_mask"] = in_form(self.form, options["attn_mask"], own, problem, self.polarity)
         for name in ("attn_mask", "key_padding_mask"):
             if self.true_as and name in options and options[name].dtype is torch.bool:
                 options[name] = given["query"].new_zeros(options[name].shape).masked_fill(options[name], self.true_as)
@@ -217,20 +221,9 @@ class ModuleCall:
             options["valid_lens"] = given["valid_lens"]
         extra = extra_options(problem, given).items()
         options |= {name: option for name, option in extra if name in self.options}
+        if self.gates_axes and "head_gates" in options:
+            options["head_gates"] = options["head_gates"].view(1, -1, 1, 1)
         return options | ({} if problem.scale is None else {"scale": problem.scale})
-
-    def _formed(self, mask: torch.Tensor, given: Tensors, problem: Problem) -> torch.Tensor:
-        """The mask as `mask_options` gives it, (B * H, Lq, Lk) or (Lq, Lk), in the form that the module takes."""
-        if "attn_mask" not in given and self.form is not MaskForm.FULL:
-            return mask
-        if self.form is MaskForm.FULL:
-            heads = (problem.query.shape[0], problem.num_heads)
-            return mask.view(*heads, *mask.shape[1:]) if mask.ndim == 3 else mask[None, None]
-        if self.form in (MaskForm.SAMPLE, MaskForm.LENGTHS_FIRST) and mask.ndim == 3:
-            of_samples = mask.view(-1, problem.num_heads, *mask.shape[1:])[:, 0]
-            return of_samples if self.form is MaskForm.SAMPLE else of_samples.permute(1, 2, 0)
-        same = self.form is MaskForm.SHARED or (self.form is MaskForm.EITHER and given["attn_mask"].ndim == 2)
-        return polarised(given["attn_mask"], self.polarity) if same else mask
 
 
 def _batch_first(answer: Any) -> Any:

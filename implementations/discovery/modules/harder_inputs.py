@@ -33,7 +33,7 @@ def lengthened(problem: Problem, tokens: int = TOKENS) -> Problem:
     for name in INPUTS:
         usual = getattr(problem, name)[:2]
         blocks = [np.roll(usual, 5 * n, -1) * (-1) ** n for n in range(-(-tokens // usual.shape[1]))]
-        arrays[name] = np.concatenate(blocks, 1)[:, :tokens]
+        arrays[name] = np.ascontiguousarray(np.concatenate(blocks, 1)[:, :tokens])
     return problem.with_arrays(arrays)
 
 

@@ -1,6 +1,6 @@
 """Layouts of modules: which axis is that of the samples, which parameters are for which heads, and what that allows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,10 @@ from attention_conformance.implementations.discovery.modules.parameters import p
 from attention_conformance.implementations.discovery.probe import HALF
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import PositionIds
 
+SKIPPING = 4
+"""Positions that are given may be so many times those that are counted: they skip some."""
 MOST_SIZES = 6
 """Sizes of its arrays that are tried as numbers of tokens."""
 
@@ -55,7 +58,13 @@ def has_tables(make: Constructor) -> bool:
     """Whether it keeps an array of as many rows as tokens that it is built for: it takes no more."""
     with torch.random.fork_rng(devices=[]):
         module = built(make)
-    return any(longest(make.heads) in each.shape for each in (*module.buffers(), *module.parameters()))
+    return any(longest(make.heads) in each.shape for each in _arrays(module))
+
+
+def _arrays(module: nn.Module) -> Iterator[torch.Tensor]:
+    """What it keeps: buffers, parameters, and tensors that are plain attributes."""
+    yield from (*module.buffers(), *module.parameters())
+    yield from (each for part in module.modules() for each in vars(part).values() if isinstance(each, torch.Tensor))
 
 
 def needs_even(make: Constructor, call: ModuleCall) -> bool:
@@ -97,6 +106,8 @@ class Limits:
         s = case.sizes
         most = min(self.tokens or LONGEST, longest(s.num_heads) if self.tables else LONGEST)
         if self.tables or self.tokens:
+            if case.extension.position_ids is not PositionIds.NONE:
+                case, most = _near(case), most // SKIPPING
             case = case.sized(query_length=min(most, s.query_length), key_length=min(most, s.key_length))
         return case.sized(batch=min(self.samples, s.batch)) if self.samples else case
 
@@ -112,10 +123,16 @@ def limits_of(make: Constructor, call: ModuleCall) -> Limits:
         counts = [MOST_SAMPLES + 1, *range(MOST_SAMPLES, 0, -1)]
         samples = next((count for count in counts if answers(count, make.tokens)), 0)
         module = built(make)
-        sizes = {size for each in (*module.buffers(), *module.parameters()) for size in each.shape}
+        sizes = {size for each in _arrays(module) for size in each.shape}
         longer = sorted(size for size in sizes if make.tokens < size < LONGEST)[:MOST_SIZES]
         tokens = next((size for size in longer if answers(1, size) and not answers(1, size + 1)), 0)
     return Limits(has_tables(make), 0 if samples > MOST_SAMPLES else samples, tokens)
+
+
+def _near(case: Case) -> Case:
+    """The case with positions of no more than a few times its tokens."""
+    far = case.extension.position_ids is PositionIds.FAR
+    return case.extended(position_ids=PositionIds.ASCENDING) if far else case
 
 
 def fit_of_call(call: ModuleCall, even_heads: bool, limits: Limits, kv_heads: int, case: Case) -> Case | Unsupported:

@@ -49,8 +49,12 @@ PUBLISHED = ("attn_mask", "key_padding_mask", "is_causal")
 """Names of a well-known interface: what they promise is judged, not observed."""
 BY_KEY = replace(MASKED, mask_shape=MaskShape.KEYS)
 MANY = {"batch": 5, "query_length": 3, "key_length": 3}
-FORMS = (MaskForm.FLAT, MaskForm.FULL, MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.LENGTHS_FIRST)
+FORMS = (
+    *(MaskForm.FLAT, MaskForm.FULL, MaskForm.ONE_HEAD),
+    *(MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.LENGTHS_FIRST),
+)
 SHAPES = {
+    MaskForm.ONE_HEAD: MaskShape.SAMPLE,
     MaskForm.SAMPLE: MaskShape.SAMPLE,
     MaskForm.SHARED: MaskShape.SHARED,
     MaskForm.LENGTHS_FIRST: MaskShape.SAMPLE,
@@ -58,6 +62,7 @@ SHAPES = {
 """The axes of masks that are the same for all heads, or for all samples too."""
 OF_SAMPLES = (MaskShape.SAMPLE, MaskShape.SHARED, MaskShape.KEYS, MaskShape.QUERIES, MaskShape.KEYS_ONLY)
 COARSER = {
+    MaskForm.ONE_HEAD: OF_SAMPLES,
     MaskForm.SAMPLE: OF_SAMPLES,
     MaskForm.LENGTHS_FIRST: OF_SAMPLES,
     MaskForm.SHARED: (MaskShape.SHARED, MaskShape.KEYS_ONLY),

@@ -86,7 +86,7 @@ class InPieces:
         tokens, outputs = given["query"].shape[1], []
         past = self.empty(module, given["query"], problem.num_heads) if self.empty else None
         for start, stop in pairwise(self._cuts(tokens)):
-            piece = given["query"][:, start:stop]
+            piece = given["query"][:, start:stop].contiguous()  # as an embedding gives it
             held: dict[str, object] = {} if past is None or not self.past else {self.past: past}
             held |= {name: place(len(piece), start, stop) for name, place in self.places.items()}
             call = replace(self.call, always={**self.call.always, **self.wanted, **held})

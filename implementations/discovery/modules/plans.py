@@ -43,6 +43,7 @@ from attention_conformance.implementations.discovery.modules.flag_masks import (
     without_unstated,
 )
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.head_masks import with_head_mask
 from attention_conformance.implementations.discovery.modules.head_sizes import with_head_sizes
 from attention_conformance.implementations.discovery.modules.layout import (
     fit_of_call,
@@ -204,6 +205,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check, seen = as_seen(call, check) if observed else (check, [])
     check, stated = without_unstated(kind, call, check)
     check, swallowed = without_swallowed(call, check, published)
+    call, check = with_head_mask(call, check)
     seen = [*limits.notes, *sizes, *masks, *flags, *seen, *stated, *swallowed]
     plain = check.run(PLAIN)
     extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))

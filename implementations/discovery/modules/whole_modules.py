@@ -68,6 +68,8 @@ WINDOWS = 4
 """Of an image, two in a row, where a module divides images itself."""
 OF_COUNTS = {"len", "lens", "length", "lengths"}
 """Words in the names of what counts tokens of each sample."""
+FEWER = 12
+"""Tokens, where the usual number of them is that of components."""
 WIDE = "float64"
 """The dtype in which a whole module is called: rounding is far below what a mistake changes."""
 
@@ -274,8 +276,15 @@ def _sees_later(run: AsBuilt, check: ClaimCheck) -> bool | None:
 
 def plain_problem(check: ClaimCheck) -> Problem | None:
     """What whole modules are looked at with; None where the claims allow no such problem."""
-    fitted = fit(PLAIN, check.claims)
-    return None if isinstance(fitted, Unsupported) else build(fitted, WIDE).forward_only()
+    every = (fit(case, check.claims) for case in (PLAIN, PLAIN.sized(query_length=FEWER, key_length=FEWER)))
+    problems = [build(each, WIDE).forward_only() for each in every if not isinstance(each, Unsupported)]
+    square = [_is_square(each) for each in problems]
+    return problems[square.index(False) if False in square else 0] if problems else None
+
+
+def _is_square(problem: Problem) -> bool:
+    """Whether there are as many tokens as components, so that a layout with these exchanged raises nothing."""
+    return bool(problem.query.shape[1] == problem.query.shape[-1])
 
 
 def not_judged(modes: Modes, make: Constructor, call: ModuleCall, check: ClaimCheck) -> dict[str, str]:

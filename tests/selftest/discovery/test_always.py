@@ -269,14 +269,14 @@ def test_mistakes_are_no_premises(make: Make, text: str) -> None:
     assert premises(make(CAPPED.replace(" f(", " CAP(") + text)) == NO_PREMISES
 
 
-def test_masks_that_lift_it_are_not_claimed(make: Make) -> None:
+def test_masks_that_lift_it_take_its_place(make: Make) -> None:
     made = make("""
 def f(q, k, v, mask=None):
     return attend(q, k, v, mask, causal=mask is None)[0]
 """)
     assert premises(made) == CAUSAL
-    assert Feature.BOOL_MASK not in made.claims.features
-    assert "masks not claimed: with one it is not causal any more" in made.about
+    assert Feature.BOOL_MASK in made.claims.features
+    assert "a mask takes the place of its own causal one" in made.about
     assert_conforms(made)
 
 

@@ -36,10 +36,10 @@ def test_one_that_is_always_causal_is_judged_with_a_mask_that_is_added(make: Mak
     assert_conforms(made)
 
 
-def test_a_mask_in_place_of_the_causal_one_is_not_claimed(make: Make) -> None:
+def test_a_mask_in_place_of_the_causal_one_is_judged(make: Make) -> None:
     masked = f"s = s.masked_fill({LATER} if mask is None else mask == 0, -torch.inf)"
     made = make(text_of(changes(masked)))
-    assert "with one it is not causal any more" in made.about
+    assert "a mask takes the place of its own causal one" in made.about
     assert_conforms(made)
 
 
