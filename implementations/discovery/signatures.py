@@ -48,6 +48,8 @@ HIDING_WORDS = {"mask", "masks", "lengths", "lens", "seqlens"}
 FLAG_WORDS = {"causal", "is", "use", "apply", "with", "mask", "masked", "masking", "attn", "attention"}
 """Words that the name of a flag of causality consists of."""
 
+NO_WINDOW = ((-1, -1), [-1, -1], (None, None))
+"""What a window's two sides are by default, where nothing is limited."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -228,6 +230,7 @@ class Options:
         spelled: its own name for each of `OPTIONS` that it takes.
         always: what it is given in every call, by its own names.
         defaults: the values of options that are not given, by its own names.
+        spelled_out: those of the defaults that it is given in every call.
         swallowed: the options that only a **kwargs takes.
         misspelled: its parameters that the suite does not know, and the known names that they resemble.
         implied: the options that it is not given, because it always does what they state.
@@ -238,6 +241,7 @@ class Options:
     spelled: Mapping[str, str]
     always: Mapping[str, object] = field(default_factory=dict)
     defaults: Mapping[str, object] = field(default_factory=dict)
+    spelled_out: Mapping[str, object] = field(default_factory=dict)
     swallowed: frozenset[str] = frozenset()
     misspelled: Mapping[str, str] = field(default_factory=dict)
     implied: frozenset[str] = frozenset()
@@ -249,7 +253,7 @@ class Options:
 
     def with_defaults(self) -> Options:
         """These options with every default given in each call."""
-        return replace(self, always={**self.defaults, **self.always})
+        return replace(self, spelled_out=self.defaults)
 
     @property
     def named(self) -> Options:
@@ -292,7 +296,7 @@ class Options:
 
     def renamed(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The suite's options under the callable's own names, and what it is always given."""
-        given = dict(self.always)
+        given = {**self.spelled_out, **self.always}
         for name, argument in options.items():
             option = name
             if name == "attn_mask":
@@ -338,7 +342,7 @@ def read_options(
     keywords = {p.name for p in rest if p.kind in _NAMED}
     known = known_names(signature)
     masks = {option: name for name in known.keys() - KNOWN_NAMES.keys() for option in ("bool_mask", "float_mask")}
-    spelled = masks | own_names(OPTIONS, keywords)
+    spelled = masks | _pair_of_window(rest) | own_names(OPTIONS, keywords)
     flags = [p.name for p in rest if p.kind in _NAMED and is_causal_flag(p)]
     spelled = {"is_causal": flags[0], **spelled} if flags else spelled
     hidden = set(swallowed) - set(spelled) if takes_any(signature, inspect.Parameter.VAR_KEYWORD) else set()
@@ -346,7 +350,13 @@ def read_options(
     others = tuple(n for n in sorted(keywords - {*spelled.values()}) if HIDING_WORDS & {*n.lower().split("_")})
     always, defaults = _always(rest, keywords, known), _defaults(rest, spelled)
     similar = _misspelled(keywords - known.keys(), spelled)
-    return Options(spelled, always, defaults, frozenset(hidden), similar, other_masks=others)
+    return Options(spelled, always, defaults, swallowed=frozenset(hidden), misspelled=similar, other_masks=others)
+
+
+def _pair_of_window(rest: Iterable[inspect.Parameter]) -> dict[str, str]:
+    """The parameter of a window's two sides by its default, none on either, whatever else its name states."""
+    pairs = [p.name for p in rest if "window" in p.name.lower().split("_") and p.default in NO_WINDOW]
+    return {"window_size": pairs[0]} if len(pairs) == 1 else {}
 
 
 def known_names(signature: inspect.Signature) -> Mapping[str, str]:

@@ -93,6 +93,7 @@ class RenamedCall:
         unmasked: what fills the mask that it has to be given where a problem has none; None: it takes None.
         unmasked_keys: whether that mask is one of keys, (B, Lk), and not (Lq, Lk).
         per_head: whether its masks of keys have an axis of heads, (B, 1, Lk).
+        hides_padding: whether True in its mask of keys means the opposite of True in its other masks.
     """
 
     function: Callable[..., object]
@@ -103,6 +104,7 @@ class RenamedCall:
     unmasked: bool | float | None = None
     unmasked_keys: bool = False
     per_head: bool = False
+    hides_padding: bool = False
 
     def __call__(self, *inputs: Any, **options: Any) -> object:
         """The function's answer."""
@@ -112,8 +114,9 @@ class RenamedCall:
         """The same call, prepared."""
         if self.form is not MaskForm.GIVEN and "attn_mask" in options:
             options["attn_mask"] = self._formed(options["attn_mask"], (*inputs[0].shape[:3], inputs[1].shape[2]))
-        if self.per_head and "key_padding_mask" in options:
-            options["key_padding_mask"] = options["key_padding_mask"][:, None]
+        if (keys := options.get("key_padding_mask")) is not None:
+            keys = ~keys if self.hides_padding else keys
+            options["key_padding_mask"] = keys[:, None] if self.per_head else keys
         given = self.options.completed(self.options.renamed(options), inputs[0])
         if self.true_as:
             spelled = self.options.spelled

@@ -137,6 +137,23 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
     return (check.without(OF_MASKS), [unclaimed("masks", errors[0])]) if all(errors) else (check, [])
 
 
+def with_padding_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
+    """The check with what True in a mask of keys means, where that is the opposite of what it is meant to mean.
+
+    As in torch.nn.MultiheadAttention it may hide a key, in a function whose other masks show one by it.
+    """
+    call = check.function
+    assert isinstance(call, RenamedCall)
+    own = call.options.spelled.get("key_padding_mask")
+    if own is None or Feature.KEY_PADDING not in check.claims or has_effect(check, PADDED):
+        return check
+    other = kind.check(replace(call, hides_padding=True), check.claims, check.device, check.dtype)
+    if not has_effect(other, PADDED):
+        return check
+    means = "masked out" if check.claims.conventions.bool_mask is Polarity.MAY_ATTEND else "may attend"
+    return replace(check, function=other.function).stating(f"True in its {own!r} means {means}")
+
+
 def _formed(check: ClaimCheck, kind: ArrayKind, call: RenamedCall, polarity: Polarity) -> ClaimCheck:
     """The check of a call that takes its masks in a form."""
     claims = replace(check.claims, conventions=replace(check.claims.conventions, bool_mask=polarity))

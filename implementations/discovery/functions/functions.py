@@ -45,6 +45,7 @@ from attention_conformance.implementations.discovery.functions.function_calls im
 from attention_conformance.implementations.discovery.functions.function_masks import (
     with_all_axes,
     with_mask_form,
+    with_padding_as_seen,
     without_ignored,
     without_refused_flag,
     without_refused_masks,
@@ -64,6 +65,7 @@ from attention_conformance.implementations.discovery.functions.table_forms impor
     with_slopes_of_samples,
     with_table_form,
 )
+from attention_conformance.implementations.discovery.functions.unknown_options import unknown_options
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.module_masks import lengths_as_seen
 from attention_conformance.implementations.discovery.rows_without_keys import (
@@ -241,6 +243,8 @@ def _usual_candidate(
         check, masks = with_mask_form(check, kind)
     elif not interface:
         check, masks = without_refused_masks(with_all_axes(check, kind))
+    if not interface and "bool-mask" not in settings:
+        check = with_padding_as_seen(check, kind)
     published_flag = options.spelled.get("is_causal") == PUBLISHED_FLAG
     check, flag = (check, []) if interface or published_flag else without_refused_flag(check)
     check, ignored = without_ignored(check, options)
@@ -301,6 +305,7 @@ def _usual_candidate(
     own = check.function.options if isinstance(check.function, RenamedCall) else options
     whole = getattr(function, "function", function)
     findings = broken | windows | mask_findings(whole, own, judged)
+    findings = unknown_options(check, function, {*names, *findings}) | findings
     return replace(made, findings=findings, as_seen=masks_as_seen(own, judged))
 
 

@@ -1,0 +1,47 @@
+"""Unknown options: parameters of a function that the suite does not know, and that change its answer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+
+from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
+from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
+from attention_conformance.implementations.discovery.signatures import signature_of
+
+WHY = "not judged: the suite does not know it, and it changes the answer"
+FEW = (1, 2, 3)
+"""Numbers that are tried: other blocks of keys than usual change no answer."""
+LESS = 0.5
+
+
+def unknown_options(check: ClaimCheck, function: Callable[..., object], known: Collection[str]) -> dict[str, str]:
+    """Those that change the answer to a plain call, by name, with the reason why they are not judged."""
+    call = check.function
+    if not isinstance(call, RenamedCall) or check.run(PLAIN).error:
+        return {}
+    taken = {*call.options.spelled.values(), *call.options.always, *call.options.other_masks, *known}
+    named = [p for p in [*signature_of(function).parameters.values()][3:] if p.name not in taken]
+    return {p.name: WHY for p in named if any(_changes(check, call, p.name, value) for value in _others(p))}
+
+
+def _others(parameter: inspect.Parameter) -> Iterator[object]:
+    """Other values than the one by default, where that says what may be given."""
+    default = parameter.default
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+        return
+    if type(default) is bool:
+        yield not default
+    elif type(default) is int:
+        yield from (number for number in FEW if number != default)
+    elif type(default) is float:
+        yield LESS * default or LESS
+
+
+def _changes(check: ClaimCheck, call: RenamedCall, name: str, value: object) -> bool:
+    """Whether the output is another one where it is given this value."""
+    options = replace(call.options, always={**call.options.always, name: value})
+    other = replace(check, function=replace(call, options=options)).run(PLAIN)
+    usual = check.run(PLAIN)
+    return not (other.error or usual.error) and not near_outputs(other, usual, check.dtype)
