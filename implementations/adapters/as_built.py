@@ -237,11 +237,17 @@ def moved_at(array: Array, token: int) -> Array:
     return moved
 
 
+def strays(module: nn.Module) -> list[torch.Tensor]:
+    """Its tensors that are learnt by their gradients, and are no parameters: nothing saves, moves or trains them."""
+    held = (value for each in module.modules() for value in vars(each).values())
+    return [each for each in held if isinstance(each, torch.Tensor) and each.requires_grad and each.is_leaf]
+
+
 def drawn(module: nn.Module) -> nn.Module:
     """The module with parameters drawn anew, always the same; what was a constant is moved from where it was."""
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
-        for parameter in module.parameters():
+        for parameter in (*module.parameters(), *strays(module)):
             size = max(1, parameter.shape[-1:].numel()) ** -0.5
             noise = (torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * size).to(parameter)
             start = parameter.flatten()[:1]

@@ -23,6 +23,8 @@ MOST = 6
 """Options that are turned on, each for itself."""
 MOST_TEXTS = 3
 """Texts that one of them is given, one after another."""
+OF_SLICES = {"slice", "slices", "sliced"}
+"""Words in the names of how many heads are computed at once."""
 OF_SPANS = {"window", "local", "block", "chunk", "left", "right"}
 """Words in the names of numbers of tokens; three of six leave something out."""
 OF_TOKENS = {"position", "positions", "embeddings", "len", "length", "seq", "seqlen", "context", "tokens"}
@@ -122,6 +124,8 @@ def _values(make: Constructor, option: inspect.Parameter) -> tuple[object, ...]:
         return STRETCHED, 2.0
     if words & OF_SPANS:
         return (3,)
+    if words & OF_SLICES:
+        return (4,)  # of which the heads of few samples are no multiple
     if words & OF_CAPS:
         return (2.0,)
     by_type = {"bool": True, "int": 2, "float": 0.5}

@@ -8,7 +8,7 @@ from functools import partial
 
 from attention_conformance.implementations.adapters.as_built import AsBuilt, Run
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.implementations.discovery.modules.built_otherwise import words_of_option
+from attention_conformance.implementations.discovery.modules.built_otherwise import OF_SLICES, words_of_option
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.harder_inputs import lengthened
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
@@ -16,7 +16,7 @@ from attention_conformance.spec.problem import Problem
 
 OF_WAYS = {
     *("flash", "sdpa", "fused", "efficient", "xformers", "absorb", "absorbed", "naive", "eager"),
-    *("backend", "impl", "implementation", "upcast"),
+    *("backend", "impl", "implementation", "upcast", *OF_SLICES),
 }
 """Words in the names of options that choose how an answer is computed, and not which."""
 LONGER = 40

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.as_built import AsBuilt, HeadAxes, Run, SeenTogether
+from attention_conformance.implementations.adapters.as_built import AsBuilt, HeadAxes, Run, SeenTogether, strays
 from attention_conformance.implementations.adapters.modes import Modes
 from attention_conformance.implementations.api.contract import Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
@@ -84,10 +84,11 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     caches = check.claims.premises.hides_later and may_be_driven(make.kind, direct)
     whole = replace(make, left_out=(), held={}, norms=None)
     limits = dict(limited(whole))
-    if not (left_out or counts or options or caches or limits) or WIDE not in check.claims.dtypes:
-        return {}
     module = safe_call(lambda: built(whole)).value
-    if module is None:
+    if module is None or WIDE not in check.claims.dtypes:
+        return {}
+    unsaved = bool(strays(module))
+    if not (left_out or counts or options or caches or limits or unsaved):
         return {}
     parts = [*_parts(module, make)]
     premises = check.claims.premises
@@ -95,7 +96,7 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     run = usual_run(whole, module, direct, sized)
     run = replace(run, heads=None if premises.alibi else _head_axes(whole))
     pieces = pieces_of(run, make.kind, direct, plain_problem(check), check.device) if caches else {}
-    if not (left_out or counts or options or pieces or limits):
+    if not (left_out or counts or options or pieces or limits or unsaved):
         return {}
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
     unordered = unordered and not sized and all(_is_of_tokens(part, make) for part in parts)

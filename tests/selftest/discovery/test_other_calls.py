@@ -190,3 +190,33 @@ class f(nn.Module):
 @pytest.mark.parametrize(("seeded", "wrong"), [("pass", set()), ("torch.manual_seed(3)", {"dropout.seed"})])
 def test_dropout_that_draws_the_same_each_time_is_accused(make: Make, seeded: str, wrong: set[str]) -> None:
     assert failing(make, SEEDED.format(seeded=seeded), "dropout.seed") == wrong
+
+
+HEATED = """
+class f(nn.Module):
+    def __init__(self, dim, heads, slice_size=None):
+        super().__init__()
+        self.h, self.qkv, self.slice_size = heads, nn.Linear(dim, 3 * dim), slice_size
+        self.heat = {heat}
+    def forward(self, x):
+        q, k, v = (split(each, self.h).flatten(0, 1) for each in self.qkv(x).chunk(3, -1))
+        q, n = q * self.heat, self.slice_size or len(q)
+        y = torch.zeros_like(q)
+        for at in range(0, {end}, n):
+            y[at : at + n] = attend(q[at : at + n], k[at : at + n], v[at : at + n])[0]
+        return y.unflatten(0, (len(x), self.h)).transpose(1, 2).flatten(2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("heat", "end", "wrong"),
+    [
+        ("nn.Parameter(torch.ones(1))", "len(q)", False),
+        ("nn.Parameter(torch.ones(1))", "len(q) // n * n", True),
+        ("torch.ones(1, requires_grad=True)", "len(q)", True),
+    ],
+)
+def test_slices_leave_no_head_out_and_what_is_learnt_is_a_parameter(
+    make: Make, heat: str, end: str, wrong: bool
+) -> None:
+    assert bool(failing(make, HEATED.format(heat=heat, end=end), "modules.as-built")) is wrong
