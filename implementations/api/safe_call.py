@@ -99,12 +99,14 @@ class CallOutcome(Generic[Answer]):
 
     Attributes:
         refused: whether a statement of the candidate's own raised the exception; see `by_own_statement`.
+        not_offered: whether that statement says so by a NotImplementedError.
         wanted: the attribute of an array that was read and that no array has: an object of another kind was expected.
     """
 
     value: Answer | None = None
     error: str = ""
     refused: bool = False
+    not_offered: bool = False
     wanted: str = ""
 
 
@@ -119,7 +121,9 @@ def safe_call(call: Callable[[], Answer]) -> CallOutcome[Answer]:
         cause = error.__cause__ or error
         lacking = isinstance(cause, AttributeError) and hasattr(getattr(cause, "obj", None), "shape")
         wanted = str(getattr(cause, "name", "")) if lacking else ""
-        return CallOutcome(error=error_line(cause), refused=by_own_statement(cause), wanted=wanted)
+        refused = by_own_statement(cause)
+        not_offered = refused and isinstance(cause, NotImplementedError)
+        return CallOutcome(error=error_line(cause), refused=refused, not_offered=not_offered, wanted=wanted)
 
 
 def by_own_statement(error: BaseException) -> bool:

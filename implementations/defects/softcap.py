@@ -87,7 +87,7 @@ def cap_after_all_masks(query: Tensor, key: Tensor, value: Tensor, **options: An
     return steps(query, key, value, **options)
 
 
-@breaks_softcap("softcap.float-mask", holds=("softcap.formula", *PLACES))
+@breaks_softcap("softcap.float-mask", PLACES[0], holds=("softcap.formula", *PLACES[1:]))
 def float_mask_added_before_the_cap(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask = options.get("attn_mask")
     if "softcap" not in options or mask is None or mask.dtype is torch.bool:

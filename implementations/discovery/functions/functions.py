@@ -329,6 +329,9 @@ def _implementation(
         alternatives["without its log-sum-exp"] = make(Chosen(alone), extras=())
     if isinstance(shipped, ShippedCall | Served):
         others = {way: replace(check.function, function=wrapped(o)) for way, o in shipped.other_ways().items()}
+        missing = [way for way, other in others.items() if replace(check, function=other).run(PLAIN).not_offered]
+        check = check.stating(*(unclaimed(way, "NotImplementedError") for way in missing))
+        others = {way: other for way, other in others.items() if way not in missing}
         if ONE_NUMBER in others and replace(check, function=others[ONE_NUMBER]).run(EVEN_WINDOW).error:
             del others[ONE_NUMBER]
         alternatives |= {way: make(Chosen(other, positions)) for way, other in others.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -28,9 +28,7 @@ from attention_conformance.implementations.discovery.modules.constructors import
 from attention_conformance.implementations.discovery.modules.dropping import RATE, with_dropout
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.mask_ranks import promised_per_key
-from attention_conformance.implementations.discovery.modules.module_masks import (
-    shaped,
-)
+from attention_conformance.implementations.discovery.modules.module_masks import shaped
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan
@@ -127,20 +125,26 @@ def _shapes(outcome: CallOutcome[Any]) -> list[tuple[int, ...]]:
 
 def _without_weights(plan: ModulePlan) -> dict[str, tuple[ModuleCall, dict[int, str]]]:
     """The call in which it is asked for no weights, as `_requested`, where it can be."""
-    call, kind = plan.call, plan.make.kind
-    passed_on = isinstance(kind, type) and issubclass(kind, nn.MultiheadAttention)
-    spelled = call.options.spelled if passed_on else call.options.named.spelled
+    spelled = _spelled(plan)
     if "need_weights" not in spelled:
         return {}
-    published = isinstance(kind, type) and has_published_interface(kind)
-    return {WITHOUT_WEIGHTS: (replace(call, always={spelled["need_weights"]: False}, alone=published), {})}
+    call = replace(plan.call, always={spelled["need_weights"]: False}, alone=_is_published(plan))
+    return {WITHOUT_WEIGHTS: (call, {})}
+
+
+def _spelled(plan: ModulePlan) -> Mapping[str, str]:
+    """Its own names for the options; with those that only a **kwargs takes, where it passes them on."""
+    kind, options = plan.make.kind, plan.call.options
+    passed_on = isinstance(kind, type) and issubclass(kind, nn.MultiheadAttention)
+    return options.spelled if passed_on else options.named.spelled
+
+
+def _is_published(plan: ModulePlan) -> bool:
+    return isinstance(plan.make.kind, type) and has_published_interface(plan.make.kind)
 
 
 def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
-    call, kind = plan.call, plan.make.kind
-    published = isinstance(kind, type) and has_published_interface(kind)
-    passed_on = isinstance(kind, type) and issubclass(kind, nn.MultiheadAttention)
-    spelled = call.options.spelled if passed_on else call.options.named.spelled
+    call, kind, published, spelled = plan.call, plan.make.kind, _is_published(plan), _spelled(plan)
     for without, extras in _without_weights(plan).values():
         yield WITHOUT_WEIGHTS, plan.run(without, extras=extras)
         fast = plan.run(without, extras=extras, evaluating=True, context=torch.inference_mode)

@@ -197,3 +197,27 @@ def f(query, key, value, window=(-1, -1)):
 @pytest.mark.parametrize(("least", "wrong"), [("-left", False), ("1 - left", True)])
 def test_a_pair_of_any_name_is_a_window(make: Make, least: str, wrong: bool) -> None:
     assert bool(failing(make, WINDOWED.format(least=least), "window.*")) is wrong
+
+
+SERVED = """
+import inspect
+from attention_conformance.tests.selftest.discovery.shipped_bodies import Sequence
+from attention_conformance.tests.selftest.discovery.shipped_cache_body import cached
+
+WHOLE = cached(Sequence({wrong!r}))
+
+def flash_attn_with_kvcache(*inputs, **options):
+    if options.get("cache_leftpad") is not None:
+        raise NotImplementedError
+    return WHOLE(*inputs, **options)
+
+flash_attn_with_kvcache.__signature__ = inspect.signature(WHOLE)
+"""
+
+
+@pytest.mark.parametrize("wrong", ["", "new"])
+def test_a_way_that_is_not_implemented_is_not_taken(make: Make, wrong: str) -> None:
+    made = make(SERVED.format(wrong=wrong), "flash_attn_with_kvcache")
+    assert any("behind a pad not claimed: NotImplementedError" in each for each in made.stated)
+    found = run(made, ("relations.alternatives", "effects.inputs"), ("float32",))
+    assert any(each.status is Status.FAIL for each in found) is bool(wrong)
