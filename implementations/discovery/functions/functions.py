@@ -66,6 +66,7 @@ from attention_conformance.implementations.discovery.functions.table_forms impor
     with_table_form,
 )
 from attention_conformance.implementations.discovery.functions.unknown_options import unknown_options
+from attention_conformance.implementations.discovery.grouped_masks import without_masks_of_heads
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.module_masks import lengths_as_seen
 from attention_conformance.implementations.discovery.rows_without_keys import (
@@ -273,6 +274,7 @@ def _usual_candidate(
     check, tables = with_table_form(check, options.spelled, settings)
     known = {Feature.GROUPED} if one_key_head else {Feature.WINDOW} if {*names} - windows.keys() else set()
     check, refuted = option_claims(check, options.named.features | known)
+    check = check if published or interface else without_masks_of_heads(check)
     check, refuted = with_slopes_of_samples(with_narrow_tables(check)), [*tables, *refuted]
     scores = returns_scores(getattr(function, "function", function))
     found = extras_seen(check, plain, extents(claims), scores)

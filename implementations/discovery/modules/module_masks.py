@@ -13,6 +13,7 @@ from attention_conformance.implementations.discovery.always import MASKS
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     MASKED,
+    OPTION_CASES,
     PLAIN,
     ClaimCheck,
     near_outputs,
@@ -68,6 +69,21 @@ COARSER = {
     MaskForm.SHARED: (MaskShape.SHARED, MaskShape.KEYS_ONLY),
 }
 """The axes that masks of these forms can have."""
+
+
+def with_one_head_in_groups(call: ModuleCall, check: ClaimCheck) -> ModuleCall:
+    """The call with masks of one head for all, if masks of each head raise where heads share keys, and those do not.
+
+    No name promises an axis of heads: scores may have one of groups in its place, and none for a mask to lie along.
+    """
+    if call.form is not MaskForm.FULL or Feature.GROUPED not in check.claims:
+        return call
+    grouped = OPTION_CASES[Feature.GROUPED].sizes
+    forms = (MaskForm.FULL, MaskForm.ONE_HEAD)
+    calls = [replace(call, form=form) for form in forms]
+    kind = MASKED if Feature.BOOL_MASK in check.claims else BIASED
+    each, one = (replace(check, function=x).run(shaped(replace(kind, sizes=grouped), x.form)) for x in calls)
+    return calls[1] if each.error and not one.error else call
 
 
 def with_mask_form(

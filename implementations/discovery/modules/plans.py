@@ -57,6 +57,7 @@ from attention_conformance.implementations.discovery.modules.module_masks import
     SHAPES,
     as_seen,
     with_mask_form,
+    with_one_head_in_groups,
 )
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
 from attention_conformance.implementations.discovery.modules.narrow_windows import with_narrow_window
@@ -190,6 +191,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
     refuse_other_forms(make, call, check, variant)
     call, check, masks = with_mask_form(call, check, observed, published)
+    call = call if published else with_one_head_in_groups(call, check)
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})

@@ -220,3 +220,32 @@ def test_slices_leave_no_head_out_and_what_is_learnt_is_a_parameter(
     make: Make, heat: str, end: str, wrong: bool
 ) -> None:
     assert bool(failing(make, HEATED.format(heat=heat, end=end), "modules.as-built")) is wrong
+
+
+SHARING = """
+class f(nn.Module):
+    def __init__(self, dim, num_heads, num_kv_heads):
+        super().__init__()
+        self.h, self.g, d = num_heads, num_kv_heads, dim // num_heads
+        self.q, self.kv, self.out = nn.Linear(dim, dim), nn.Linear(dim, 2 * d * num_kv_heads), nn.Linear(dim, dim)
+    def forward(self, x, attention_mask=None):
+        q = split(self.q(x), self.h).unflatten(1, (self.g, -1))
+        k, v = (split(each, self.g)[:, :, None] for each in self.kv(x).chunk(2, -1))
+        s = q @ k.mT / q.shape[-1] ** 0.5
+        s = s if attention_mask is None else s + {mask}
+        return self.out((s.softmax(-1) @ v).flatten(1, 2).transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("mask", "wrong"),
+    [
+        ("attention_mask.unsqueeze(2)", False),  # (B, 1, 1, Lq, Lk): no axis of heads is promised
+        ("0.5 * attention_mask.unsqueeze(2)", True),
+    ],
+)
+def test_masks_of_each_head_need_not_be_taken_in_groups(make: Make, mask: str, wrong: bool) -> None:
+    made = make(SHARING.format(mask=mask))
+    assert Feature.GROUPED in made.claims
+    verdicts = run(made, ("grouped.*", "masks.*", "scores.*"), ("float32",))
+    assert any(each.status is Status.FAIL for each in verdicts) is wrong

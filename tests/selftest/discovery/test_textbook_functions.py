@@ -221,3 +221,20 @@ def test_a_way_that_is_not_implemented_is_not_taken(make: Make, wrong: str) -> N
     assert any("behind a pad not claimed: NotImplementedError" in each for each in made.stated)
     found = run(made, ("relations.alternatives", "effects.inputs"), ("float32",))
     assert any(each.status is Status.FAIL for each in found) is bool(wrong)
+
+
+SHARED_KEYS = """
+def f(query, key, value, mask=None):
+    q, k, v = query.unflatten(1, (key.shape[1], -1)), key[:, :, None], value[:, :, None]
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    s = s if mask is None else s + {added}
+    return (s.softmax(-1) @ v).flatten(1, 2)
+"""
+
+
+@pytest.mark.parametrize(("added", "wrong"), [("mask.unsqueeze(2)", False), ("0.5 * mask.unsqueeze(2)", True)])
+def test_masks_of_each_head_need_not_be_taken_in_groups(make: Make, added: str, wrong: bool) -> None:
+    made = make(SHARED_KEYS.format(added=added))
+    verdicts = run(made, ("grouped.*", "masks.*", "scores.*"), ("float32",))
+    assert any(each.clause.startswith("grouped") and each.checks for each in verdicts)
+    assert any(each.status is Status.FAIL for each in verdicts) is wrong
