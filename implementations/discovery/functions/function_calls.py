@@ -138,7 +138,8 @@ class RenamedCall:
 
     def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
         whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)
-        return {MaskForm.FULL: whole, MaskForm.SAMPLE: whole[:, 0], MaskForm.SHARED: whole[0, 0]}[self.form]
+        parts = {MaskForm.SAMPLE: whole[:, 0], MaskForm.SHARED: whole[0, 0], MaskForm.ONE_HEAD: whole[:, :1]}
+        return parts.get(self.form, whole)
 
     def with_defaults(self) -> RenamedCall:
         """The same with its defaults given in each call."""

@@ -15,6 +15,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     CAUSAL,
     MASKED,
     NO_EFFECT,
+    OPTION_CASES,
     PLAIN,
     RAISES,
     ClaimCheck,
@@ -135,6 +136,19 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         return found[0], [found[1]]
     errors = [check.run(case).error for case in (MASKED, BIASED)]
     return (check.without(OF_MASKS), [unclaimed("masks", errors[0])]) if all(errors) else (check, [])
+
+
+def with_one_head_in_groups(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
+    """The check of a call with masks of one head for all, if whole ones raise where heads share keys, and those not."""
+    call = check.function
+    assert isinstance(call, RenamedCall)
+    masked = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
+    case = next((each for feature, each in masked.items() if feature in check.claims), None)
+    if case is None or call.form is not MaskForm.FULL or Feature.GROUPED not in check.claims:
+        return check
+    grouped = replace(case, sizes=OPTION_CASES[Feature.GROUPED].sizes)
+    one = _formed(check, kind, replace(call, form=MaskForm.ONE_HEAD), check.claims.conventions.bool_mask)
+    return one if check.run(grouped).error and not one.run(grouped).error else check
 
 
 def with_padding_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:

@@ -45,6 +45,7 @@ from attention_conformance.implementations.discovery.functions.function_calls im
 from attention_conformance.implementations.discovery.functions.function_masks import (
     with_all_axes,
     with_mask_form,
+    with_one_head_in_groups,
     with_padding_as_seen,
     without_ignored,
     without_refused_flag,
@@ -274,7 +275,8 @@ def _usual_candidate(
     check, tables = with_table_form(check, options.spelled, settings)
     known = {Feature.GROUPED} if one_key_head else {Feature.WINDOW} if {*names} - windows.keys() else set()
     check, refuted = option_claims(check, options.named.features | known)
-    check = check if published or interface else without_masks_of_heads(check)
+    if not published and not interface:
+        check = without_masks_of_heads(with_one_head_in_groups(check, kind))
     check, refuted = with_slopes_of_samples(with_narrow_tables(check)), [*tables, *refuted]
     scores = returns_scores(getattr(function, "function", function))
     found = extras_seen(check, plain, extents(claims), scores)

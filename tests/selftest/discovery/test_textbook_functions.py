@@ -232,7 +232,7 @@ def f(query, key, value, mask=None):
 """
 
 
-@pytest.mark.parametrize(("added", "wrong"), [("mask.unsqueeze(2)", False), ("0.5 * mask.unsqueeze(2)", True)])
+@pytest.mark.parametrize(("added", "wrong"), [("mask.unsqueeze(-3)", False), ("0.5 * mask.unsqueeze(-3)", True)])
 def test_masks_of_each_head_need_not_be_taken_in_groups(make: Make, added: str, wrong: bool) -> None:
     made = make(SHARED_KEYS.format(added=added))
     verdicts = run(made, ("grouped.*", "masks.*", "scores.*"), ("float32",))
