@@ -170,5 +170,15 @@ ONE_LENGTH = re.compile(
 
 
 def states_one_length(target: object) -> bool:
-    """Whether its documentation gives queries and keys one length."""
-    return any(ONE_LENGTH.search(text) for text in _documents(target))
+    """Whether its documentation gives queries and keys one length, by words or by the axes of their shapes."""
+    for text in _documents(target):
+        query, key = (_axes(text, names) for names in ("q|query|queries", "k|key|keys"))
+        if ONE_LENGTH.search(text) or (query and query == key):
+            return True
+    return False
+
+
+def _axes(text: str, names: str) -> set[str]:
+    """The axes of the shape that stands behind one of these names, but for those of heads."""
+    found = re.search(rf"\b(?:{names})\b\W{{0,4}}\(([^()]*,[^()]*)\)", text)
+    return {axis for each in found[1].split(",") if "h" not in (axis := each.strip()).lower()} if found else set()

@@ -349,7 +349,8 @@ def built(make: Constructor, **widths: int) -> nn.Module:
     Raises:
         TargetError: it cannot be built.
     """
-    outcome = safe_call(lambda: make(make.width, make.heads, **widths))
+    with torch.random.fork_rng(devices=[]):
+        outcome = safe_call(lambda: make(make.width, make.heads, **widths))
     if outcome.value is None:
         sizes = ", ".join(f"{n}={x}" for n, x in {"embed_dim": make.width, "num_heads": make.heads, **widths}.items())
         raise TargetError(f"it cannot be built with {sizes}: {outcome.error}")

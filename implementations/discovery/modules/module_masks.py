@@ -17,6 +17,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     PLAIN,
     ClaimCheck,
     near_outputs,
+    output_of,
 )
 from attention_conformance.implementations.discovery.modules.context_masks import of_itself_alone, without_unread
 from attention_conformance.implementations.discovery.modules.mask_effects import (
@@ -243,7 +244,9 @@ def lengths_as_seen(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     of_samples, of_queries = (replace(longer, padding=each) for each in (Padding.LENGTHS, Padding.QUERY_LENGTHS))
     if Feature.VALID_LENS not in check.claims or check.run(of_samples).error:
         return check, []
-    if not (error := check.run(of_queries).error):
+    (one, each) = (check.run(of_samples), check.run(of_queries))
+    error = each.error or ("its answer has another shape" if output_of(one).shape != output_of(each).shape else "")
+    if not error:
         return check, []
     claims = replace(check.claims, fit=partial(fit_lengths, check.claims.fit))
     return replace(check, claims=claims), [unclaimed("valid lengths of each query", error)]

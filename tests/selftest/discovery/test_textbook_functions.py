@@ -76,6 +76,8 @@ def f(q, k, v, causal=False):
     [
         ("q, k, v: (B, H, N, D).", "None", False),
         ("Queries and keys have the same length.", "None", False),
+        ("q (B, H, L, D), k (B, Hkv, L, D), v (B, Hkv, L, Dv).", "None", False),
+        ("q (B, Lq, H, D), k (B, Lk, H, D), v (B, Lk, H, Dv).", "None", True),
         ("q, k, v: (B, H, N, D).", "n ** -0.5", True),
         ("Attention.", "None", True),
     ],
@@ -221,6 +223,23 @@ def test_a_way_that_is_not_implemented_is_not_taken(make: Make, wrong: str) -> N
     assert any("behind a pad not claimed: NotImplementedError" in each for each in made.stated)
     found = run(made, ("relations.alternatives", "effects.inputs"), ("float32",))
     assert any(each.status is Status.FAIL for each in found) is bool(wrong)
+
+
+OF_LENGTHS = """
+def f(q, k, v, lengths=None):
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    if lengths is not None:
+        seen = torch.arange(k.shape[2]) < lengths[..., None]
+        s = s.masked_fill(~seen{axes}, -torch.inf)
+    return s.softmax(-1).nan_to_num(0.0) @ v
+"""
+
+
+@pytest.mark.parametrize(
+    ("axes", "wrong"), [("[:, None, None]", False), ("[:, None, None].flip(0)", True)]
+)  # with a length for each query, (B, 1, 1, Lq, Lk) gives an answer of another shape
+def test_lengths_of_samples_need_be_none_of_queries(make: Make, axes: str, wrong: bool) -> None:
+    assert bool(failing(make, OF_LENGTHS.format(axes=axes), "masks.valid-lens")) is wrong
 
 
 SHARED_KEYS = """
