@@ -23,6 +23,7 @@ from attention_conformance.reference.positions import positions
 from attention_conformance.reference.visibility import padding
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import (
+    LEAST_LOG,
     Conventions,
     EmptyRow,
     LogBase,
@@ -38,8 +39,6 @@ Indices: TypeAlias = NDArray[np.intp]
 
 RETURNED = ("weights", "averaged_weights", "log_sum_exp")
 """What an implementation may return in addition to its output."""
-CEILING = float(np.finfo(np.float32).min) / 2.0
-"""Numbers up to this one stand for minus infinity where a finite log-sum-exp of nothing is claimed."""
 EACH = (-4, -3, -2, -1)
 """The axes of one problem; a stack of problems has one before them (see `stacking`)."""
 
@@ -237,7 +236,7 @@ def _log_sum_exp(trace: Trace, bounds: ForwardBounds, precision: Precision, conv
     others = {LogOfNothing.PLUS_INFINITY: np.inf, LogOfNothing.NAN: np.nan}
     if conventions.log_of_nothing in others:
         lse = np.where(np.isneginf(trace.log_sum_exp), others[conventions.log_of_nothing], lse)
-    return Expected(lse, error, ceiling=CEILING if conventions.log_of_nothing is LogOfNothing.LEAST else None)
+    return Expected(lse, error, ceiling=LEAST_LOG if conventions.log_of_nothing is LogOfNothing.LEAST else None)
 
 
 def _mean_of_values(problem: Problem, trace: Trace) -> Floats | None:

@@ -236,6 +236,10 @@ class LogOfNothing(StrEnum):
     """No number, as in the row of the output: parts without keys cannot be merged."""
 
 
+LEAST_LOG = -(2.0 - 2.0**-23) * 2.0**126
+"""Half the least number of float32: a log-sum-exp of at most this is `LogOfNothing.LEAST`."""
+
+
 class DefaultScale(StrEnum):
     """What multiplies the scores where the caller gives no scale."""
 

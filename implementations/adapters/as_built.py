@@ -21,6 +21,7 @@ from attention_conformance.implementations.adapters.torch_module import (
     stored_at,
 )
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.spec.problem import Array, Problem
 
 Call: TypeAlias = Callable[[nn.Module, Tensors, Problem], Any]
@@ -174,11 +175,8 @@ class AsBuilt:
     def _restored(self, module: nn.Module, problem: Problem, device: str) -> nn.Module | None:
         """Another module with the state dict of this one; None where it is refused, as one of kept sequences may be."""
         other = self._built(problem, device, OTHER_SEED)
-        try:
-            other.load_state_dict(module.state_dict())
-        except (RuntimeError, KeyError):
-            return None
-        return in_new_mode(other)
+        refused = safe_call(lambda: other.load_state_dict(module.state_dict())).error
+        return None if refused else in_new_mode(other)
 
     def _others(self, module: nn.Module, problem: Problem, device: str, whole: Array) -> Iterator[tuple[str, Array]]:
         samples, tokens = range(whole.shape[0]), whole.shape[1]

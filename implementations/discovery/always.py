@@ -140,9 +140,11 @@ def _causal_with_others(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck
     check = replace(check, claims=replace(check.claims, conventions=conventions))
     check, unequal = without_unequal_lengths(check)
     notes = [*notes, *unequal]
+    if alone:
+        return check, notes
     masked = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: replace(BIASED, pattern=Pattern.ALL)}
     later = [any(_sees_later(check, case)) for feature, case in masked.items() if feature in check.claims]
-    if alone or not any(later):
+    if not any(later):
         return check, notes
     if not all(later):
         return check.without(MASKS), [*notes, unclaimed("masks", "with one it is not causal any more")]

@@ -39,6 +39,7 @@ def _is_of_another(match: re.Match[str], name: str) -> bool:
 
 
 COMPARED = re.compile(r"(\w+)\s*(?:[=!<>]=|[<>])\s*$")
+"""What stands before a value that it is compared with."""
 
 
 BOTTOM_RIGHT = re.compile(r"bottom[- ]right|\b(?:aligned|align) (?:to|with|at) the (?:end|last)\b", re.IGNORECASE)
@@ -80,6 +81,7 @@ BOOLEANS = re.compile(r"\bbool(?:ean)?s?\b|\bbyte\b|\btrue\b", re.IGNORECASE)
 
 
 ADDED = re.compile(r"\bfloats?\b[^.;]{0,40}\badd(?:ed|itive)\b", re.IGNORECASE)
+"""Words for numbers that are added."""
 
 
 def states_added_numbers(target: object, name: str) -> bool:
@@ -169,11 +171,17 @@ ONE_LENGTH = re.compile(
 """Words for queries and keys of one length, and one shape that is given to query, key and value together."""
 
 
+OF_HEADS = re.compile(
+    r"(?:n|num)?_?(?:q|k|v|kv|key|query)?_?(?:h(?:q|k|v|kv)?|heads?)(?:_?(?:q|k|v|kv))?", re.IGNORECASE
+)
+"""How an axis of heads is called in a shape."""
+
+
 def states_one_length(target: object) -> bool:
     """Whether its documentation gives queries and keys one length, by words or by the axes of their shapes."""
     for text in _documents(target):
         query, key = (_axes(text, names) for names in ("q|query|queries", "k|key|keys"))
-        if ONE_LENGTH.search(text) or (query and query == key):
+        if ONE_LENGTH.search(text) or (len(query) > 1 and query == key):
             return True
     return False
 
@@ -181,4 +189,5 @@ def states_one_length(target: object) -> bool:
 def _axes(text: str, names: str) -> set[str]:
     """The axes of the shape that stands behind one of these names, but for those of heads."""
     found = re.search(rf"\b(?:{names})\b\W{{0,4}}\(([^()]*,[^()]*)\)", text)
-    return {axis for each in found[1].split(",") if "h" not in (axis := each.strip()).lower()} if found else set()
+    axes = {axis.strip() for axis in found[1].split(",")} if found else set()
+    return {axis for axis in axes if not OF_HEADS.fullmatch(axis)}

@@ -1,4 +1,7 @@
-"""Grouped masks: whether a mask of each query head is taken where several of these share a head of keys."""
+"""Grouped masks: whether a mask of each query head is taken where several of these share a head of keys.
+
+No name promises an axis of heads: scores may have one of groups in its place, and none for such a mask to lie along.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,20 @@ OF_HEADS = (MaskShape.FULL, MaskShape.HEAD, MaskShape.EACH_KEYS, MaskShape.HEADS
 WHY = "a mask of each head is not taken where heads share keys"
 
 
-def without_masks_of_heads(check: ClaimCheck) -> ClaimCheck:
-    """The check without masks of each head where heads share keys, if they raise there and one for all heads does not.
-
-    No name promises an axis of heads: where scores have one of groups in its place, such a mask has none to lie along.
-    """
+def takes_one_head_alone(each: ClaimCheck, one: ClaimCheck) -> bool:
+    """Whether, where heads share keys, masks of each head raise as `each` gives them, and none of all as `one` does."""
     kinds = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
-    masked = next((case for feature, case in kinds.items() if feature in check.claims), None)
-    if masked is None or Feature.GROUPED not in check.claims:
-        return check
+    masked = next((case for feature, case in kinds.items() if feature in each.claims), None)
+    if masked is None or Feature.GROUPED not in each.claims:
+        return False
     grouped = replace(masked, sizes=OPTION_CASES[Feature.GROUPED].sizes)
-    one, each = (check.run(replace(grouped, mask_shape=s)) for s in (MaskShape.SAMPLE, MaskShape.FULL))
-    if one.error or not each.error:
+    whole, shared = (replace(grouped, mask_shape=shape) for shape in (MaskShape.FULL, MaskShape.SAMPLE))
+    return bool(each.run(whole).error) and not one.run(shared).error
+
+
+def without_masks_of_heads(check: ClaimCheck) -> ClaimCheck:
+    """The check without masks of each head where heads share keys, if only those of all heads are taken there."""
+    if not takes_one_head_alone(check, check):
         return check
     kept = partial(fit_masks_of_all_heads, check.claims.fit)
     return replace(check, claims=replace(check.claims, fit=kept)).stating(WHY)

@@ -48,7 +48,7 @@ HIDING_WORDS = {"mask", "masks", "lengths", "lens", "seqlens"}
 FLAG_WORDS = {"causal", "is", "use", "apply", "with", "mask", "masked", "masking", "attn", "attention"}
 """Words that the name of a flag of causality consists of."""
 
-NO_WINDOW = ((-1, -1), [-1, -1], (None, None))
+NO_WINDOW = ((-1, -1), (None, None))
 """What a window's two sides are by default, where nothing is limited."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -355,7 +355,8 @@ def read_options(
 
 def _pair_of_window(rest: Iterable[inspect.Parameter]) -> dict[str, str]:
     """The parameter of a window's two sides by its default, none on either, whatever else its name states."""
-    pairs = [p.name for p in rest if "window" in p.name.lower().split("_") and p.default in NO_WINDOW]
+    named = [p for p in rest if "window" in p.name.lower().split("_") and isinstance(p.default, tuple | list)]
+    pairs = [p.name for p in named if tuple(p.default) in NO_WINDOW]
     return {"window_size": pairs[0]} if len(pairs) == 1 else {}
 
 

@@ -30,7 +30,7 @@ def _assert_one_answer(judge: Judge, point: Disagreement) -> None:
     results = list(answers(judge, point))
     if len(results) < 2:
         judge.unsupported.append(f"{point.name}: there is at most one way to call it")
-    for alike in ([each for each in results if each.with_more is more] for more in (False, True)):
+    for alike in ([each for each in results if each.with_more in (more, None)] for more in (False, True)):
         for each in alike[1:]:
             first = alike[0]
             where = each.path if each.path != first.path else f"{each.path} of {each.case.sizes}"

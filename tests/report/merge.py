@@ -108,7 +108,7 @@ def unchecked(run: Run) -> list[str]:
 
 
 def _features(clauses: Iterable[str]) -> set[str]:
-    return {str(feature) for clause in clauses for feature in load()[clause].about}
+    return {str(feature) for clause in clauses for feature in load()[clause].features}
 
 
 def merge(folders: Sequence[Path], into: Path) -> int:

@@ -100,6 +100,7 @@ class Verdict:
             expected, in unit roundoffs of the dtype; None where no finite output was compared by a bound.
         reason: why it is not claimed, not provable, an expected failure or an error.
         link: the public report of an expected failure.
+        left_out: why a case decided nothing that the claims allow: the candidate needs more memory than it may take.
     """
 
     clause: str
@@ -116,6 +117,7 @@ class Verdict:
     failure: Failure | None = None
     reason: str = ""
     link: str = ""
+    left_out: str = ""
 
     def __post_init__(self) -> None:
         if problem := _contradiction(self):

@@ -36,11 +36,16 @@ class DropoutForm:
     def __signature__(self) -> inspect.Signature:
         parameters = signature_of(self.function).parameters.values()
         renamed = [p.replace(name="dropout_p", default=0.0) if p.name == self.own else p for p in parameters]
-        if not self.layer or "training" in {p.name for p in parameters}:
+        if not self.layer or self._has_mode:
             return inspect.Signature(renamed)
         mode = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY, default=True)
         at = len(renamed) - sum(p.kind is p.VAR_KEYWORD for p in renamed)
         return inspect.Signature([*renamed[:at], mode, *renamed[at:]])
+
+    @property
+    def _has_mode(self) -> bool:
+        """Whether the function has a mode of its own, next to that of the layer."""
+        return "training" in signature_of(self.function).parameters
 
     @property
     def about(self) -> str:
@@ -51,7 +56,9 @@ class DropoutForm:
         """The function's answer."""
         if not self.layer:
             return self.function(*inputs, **options, **{self.own: dropout_p})
-        training = options.pop("training", True)
+        training = options.get("training", True)
+        if not self._has_mode:
+            options.pop("training", None)
         if not dropout_p:
             return self.function(*inputs, **options)
         layer = torch.nn.Dropout(dropout_p).train(training)

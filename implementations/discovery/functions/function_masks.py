@@ -15,7 +15,6 @@ from attention_conformance.implementations.discovery.claim_checks import (
     CAUSAL,
     MASKED,
     NO_EFFECT,
-    OPTION_CASES,
     PLAIN,
     RAISES,
     ClaimCheck,
@@ -24,6 +23,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     refused_masks,
 )
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
+from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
 from attention_conformance.implementations.discovery.modules.mask_effects import (
     NUMBERS,
     PADDED,
@@ -139,16 +139,13 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
 
 
 def with_one_head_in_groups(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
-    """The check of a call with masks of one head for all, if whole ones raise where heads share keys, and those not."""
+    """The check of a call with masks of one head for all, if no others are taken where heads share keys."""
     call = check.function
     assert isinstance(call, RenamedCall)
-    masked = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
-    case = next((each for feature, each in masked.items() if feature in check.claims), None)
-    if case is None or call.form is not MaskForm.FULL or Feature.GROUPED not in check.claims:
+    if call.form is not MaskForm.FULL:
         return check
-    grouped = replace(case, sizes=OPTION_CASES[Feature.GROUPED].sizes)
     one = _formed(check, kind, replace(call, form=MaskForm.ONE_HEAD), check.claims.conventions.bool_mask)
-    return one if check.run(grouped).error and not one.run(grouped).error else check
+    return one if takes_one_head_alone(check, one) else check
 
 
 def with_padding_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:

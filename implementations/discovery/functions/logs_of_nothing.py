@@ -13,11 +13,8 @@ from attention_conformance.implementations.discovery.claim_checks import ClaimCh
 from attention_conformance.implementations.discovery.extras import Extra
 from attention_conformance.implementations.discovery.probe import Floats
 from attention_conformance.implementations.discovery.rows_without_keys import EMPTIED, EMPTY_SAMPLES
-from attention_conformance.spec.conventions import LogOfNothing
+from attention_conformance.spec.conventions import LEAST_LOG, LogOfNothing
 from attention_conformance.spec.inputs import build
-
-LEAST = float(np.finfo(np.float32).min) / 2.0
-"""Numbers up to this one are left of a fill of masked scores."""
 
 
 def log_of_nothing_as_seen(check: ClaimCheck, extras: Sequence[Extra]) -> ClaimCheck:
@@ -45,4 +42,4 @@ def _known(logs: Floats, rows: Floats) -> LogOfNothing | None:
         return LogOfNothing.NAN
     if np.isposinf(logs).all():
         return LogOfNothing.PLUS_INFINITY
-    return LogOfNothing.LEAST if np.isfinite(logs).all() and (logs <= LEAST).all() else None
+    return LogOfNothing.LEAST if np.isfinite(logs).all() and (logs <= LEAST_LOG).all() else None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from typing import Any
 
+from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
 from attention_conformance.implementations.discovery.signatures import signature_of
@@ -19,11 +21,13 @@ LESS = 0.5
 def unknown_options(check: ClaimCheck, function: Callable[..., object], known: Collection[str]) -> dict[str, str]:
     """Those that change the answer to a plain call, by name, with the reason why they are not judged."""
     call = check.function
-    if not isinstance(call, RenamedCall) or check.run(PLAIN).error:
+    usual = check.run(PLAIN)
+    if not isinstance(call, RenamedCall) or usual.error:
         return {}
     taken = {*call.options.spelled.values(), *call.options.always, *call.options.other_masks, *known}
     named = [p for p in [*signature_of(function).parameters.values()][3:] if p.name not in taken]
-    return {p.name: WHY for p in named if any(_changes(check, call, p.name, value) for value in _others(p))}
+    given = {p.name: [_given(check, call, p.name, value) for value in _others(p)] for p in named}
+    return {name: WHY for name, others in given.items() if any(_changes(each, usual) for each in others)}
 
 
 def _others(parameter: inspect.Parameter) -> Iterator[object]:
@@ -39,9 +43,12 @@ def _others(parameter: inspect.Parameter) -> Iterator[object]:
         yield LESS * default or LESS
 
 
-def _changes(check: ClaimCheck, call: RenamedCall, name: str, value: object) -> bool:
-    """Whether the output is another one where it is given this value."""
+def _given(check: ClaimCheck, call: RenamedCall, name: str, value: object) -> ClaimCheck:
+    """The check of the function with this value in each call."""
     options = replace(call.options, always={**call.options.always, name: value})
-    other = replace(check, function=replace(call, options=options)).run(PLAIN)
-    usual = check.run(PLAIN)
-    return not (other.error or usual.error) and not near_outputs(other, usual, check.dtype)
+    return replace(check, function=replace(call, options=options))
+
+
+def _changes(check: ClaimCheck, usual: CallOutcome[Any]) -> bool:
+    other = check.run(PLAIN)
+    return not other.error and not near_outputs(other, usual, check.dtype)

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from attention_conformance.implementations.adapters.paging import lengths_of_samples
 from attention_conformance.implementations.api.contract import Fit, Unsupported
+from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.always import MASKS
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     MASKED,
-    OPTION_CASES,
     PLAIN,
     ClaimCheck,
     near_outputs,
     output_of,
 )
+from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
 from attention_conformance.implementations.discovery.modules.context_masks import of_itself_alone, without_unread
 from attention_conformance.implementations.discovery.modules.mask_effects import (
     NUMBERS,
@@ -73,18 +74,12 @@ COARSER = {
 
 
 def with_one_head_in_groups(call: ModuleCall, check: ClaimCheck) -> ModuleCall:
-    """The call with masks of one head for all, if masks of each head raise where heads share keys, and those do not.
-
-    No name promises an axis of heads: scores may have one of groups in its place, and none for a mask to lie along.
-    """
-    if call.form is not MaskForm.FULL or Feature.GROUPED not in check.claims:
+    """The call with masks of one head for all, if no others are taken where heads share keys; see `grouped_masks`."""
+    if call.form is not MaskForm.FULL:
         return call
-    grouped = OPTION_CASES[Feature.GROUPED].sizes
-    forms = (MaskForm.FULL, MaskForm.ONE_HEAD)
-    calls = [replace(call, form=form) for form in forms]
-    kind = MASKED if Feature.BOOL_MASK in check.claims else BIASED
-    each, one = (replace(check, function=x).run(shaped(replace(kind, sizes=grouped), x.form)) for x in calls)
-    return calls[1] if each.error and not one.error else call
+    one = replace(call, form=MaskForm.ONE_HEAD)
+    each, alone = (replace(check, function=way) for way in (call, one))
+    return one if takes_one_head_alone(each, alone) else call
 
 
 def with_mask_form(
@@ -242,14 +237,17 @@ def lengths_as_seen(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
         return check.without({Feature.VALID_LENS}), []
     longer = PLAIN.sized(key_length=24)  # a length for each query, as many as keys, might be taken for one for each key
     of_samples, of_queries = (replace(longer, padding=each) for each in (Padding.LENGTHS, Padding.QUERY_LENGTHS))
-    if Feature.VALID_LENS not in check.claims or check.run(of_samples).error:
+    if Feature.VALID_LENS not in check.claims or (one := check.run(of_samples)).error:
         return check, []
-    (one, each) = (check.run(of_samples), check.run(of_queries))
-    error = each.error or ("its answer has another shape" if output_of(one).shape != output_of(each).shape else "")
-    if not error:
+    each = check.run(of_queries)
+    if not (error := each.error or _another_shape(one, each)):
         return check, []
     claims = replace(check.claims, fit=partial(fit_lengths, check.claims.fit))
     return replace(check, claims=claims), [unclaimed("valid lengths of each query", error)]
+
+
+def _another_shape(one: CallOutcome[Any], other: CallOutcome[Any]) -> str:
+    return "its answer has another shape" if output_of(one).shape != output_of(other).shape else ""
 
 
 def _counts_keys(check: ClaimCheck) -> bool:

@@ -53,9 +53,9 @@ class AfterFlag:
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         """The answer to the last call."""
-        turned = {name: given[name].flip(0) for name in INPUTS if name in given}
+        flipped = {name: given[name].flip(0) for name in INPUTS if name in given}
         with torch.no_grad():
-            replace(self.call, always={**self.call.always, self.flag: True})(module, {**given, **turned}, problem)
+            replace(self.call, always={**self.call.always, self.flag: True})(module, {**given, **flipped}, problem)
         return replace(self.call, resets="")(module, given, problem)  # what it does not use need not be emptied
 
 
@@ -124,7 +124,7 @@ def _shapes(outcome: CallOutcome[Any]) -> list[tuple[int, ...]]:
 
 
 def _without_weights(plan: ModulePlan) -> dict[str, tuple[ModuleCall, dict[int, str]]]:
-    """The call in which it is asked for no weights, as `_requested`, where it can be."""
+    """The call that wants no weights, as `_requested`, where there is one."""
     spelled = _spelled(plan)
     if "need_weights" not in spelled:
         return {}

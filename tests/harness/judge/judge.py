@@ -232,6 +232,7 @@ class Judge:
         """Counts one failed check: it raised, or gave nothing usable; FailureLimitError where it cannot go on."""
         if reason := lacks_room(case.sizes, error):
             self.unsupported.append(reason)
+            self.counts.left_out.append(reason)
             return
         # A loss is not compared again: each time would cost a process.
         self.record(case, no_answer(error), context, "" if isinstance(error, LostError) else part)

@@ -89,6 +89,7 @@ def verdict(clause: Clause, judge: Judge, seconds: float, left_path: str = "") -
         failure=explained(judge, plainest(tally.failures)) if failed else None,
         reason=one_line(reason, LONGEST),
         link=expected.link if expected is not None and failed else "",
+        left_out=one_line(next(iter(judge.counts.left_out), ""), LONGEST),
     )
 
 

@@ -58,14 +58,14 @@ class Answer:
         case: the form.
         path: the way, in words.
         name: of the answer.
-        with_more: whether weights or a log-sum-exp come with it. Such a way computes otherwise than one without:
-            nothing promises that a row without keys gets the same from both.
+        with_more: whether weights or a log-sum-exp come with it; None where it is refused. Such a way computes
+            otherwise than one without: nothing promises that a row without keys gets the same from both.
     """
 
     case: Case
     path: str
     name: str
-    with_more: bool = False
+    with_more: bool | None = None
 
 
 def answers(judge: Judge, disagreement: Disagreement) -> Iterator[Answer]:

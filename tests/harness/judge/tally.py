@@ -63,12 +63,14 @@ class Counts:
     Attributes:
         tally: the checks so far.
         unsupported: why cases could not be run.
+        left_out: why others, which the claims allow, decided nothing; see `Verdict`.
         waiting: checks whose calls have begun, in their order.
         settling: whether one of them is being made.
     """
 
     tally: Tally = Tally()
     unsupported: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     waiting: list[Callable[[], None]] = field(default_factory=list)
     settling: bool = False
 

@@ -175,7 +175,7 @@ def unchecked_claims(selection: Selection, verdicts: Sequence[Verdict], shard: s
         if called - {v.clause for v in own}:
             continue  # only a part of the tests was run
         settled = (v.clause for v in own if v.checks or v.status is Status.NOT_PROVABLE)
-        checked: set[Feature] = {feature for clause in settled for feature in load()[clause].about}
+        checked: set[Feature] = {feature for clause in settled for feature in load()[clause].features}
         lost = sorted(_testable(implementation.claims) - checked)
         unchecked += [f"{implementation.name} claims {feature}, and nothing was checked of it" for feature in lost]
     return unchecked
@@ -184,4 +184,4 @@ def unchecked_claims(selection: Selection, verdicts: Sequence[Verdict], shard: s
 def _testable(claims: Claims) -> frozenset[Feature]:
     """The claimed features that have a test in one of the claimed dtypes."""
     tests = (test for test in clause_tests().values() if dtypes_of(test, claims))
-    return claims.features & {feature for test in tests for feature in load()[test.clause].about}
+    return claims.features & {feature for test in tests for feature in load()[test.clause].features}

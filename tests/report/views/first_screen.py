@@ -86,7 +86,9 @@ def _notes(row: Row) -> list[str]:
     more = (
         [f"  ... and {len(notes) - MOST_OF_NOTES} more not claimed: -v lists them"] if len(notes) > len(shown) else []
     )
-    return ["", *stated, *shown, *more] if stated or notes else []
+    found = (f"  a case of {v.clause} [{v.dtype}] was left out: {v.left_out}" for v in row.verdicts if v.left_out)
+    left_out = [line for note in found for line in _paragraph(note, MOST_OF_NOTE)]
+    return ["", *stated, *shown, *more, *left_out] if stated or notes or left_out else []
 
 
 def _listed(row: Row, room: int) -> Iterator[str]:

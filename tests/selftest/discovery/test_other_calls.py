@@ -1,12 +1,14 @@
 """Other calls of modules: after a flag, without weights, with other widths, with a mask in the place of their own."""
 
+from pathlib import Path
+
 import pytest
 
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.discovery.making import START, Make, write
 
 
 def failing(make: Make, text: str, *clauses: str) -> set[str]:
@@ -134,13 +136,13 @@ class f(nn.Module):
     def __init__(self, dim, heads, rope_theta=10000.0):
         super().__init__()
         self.h, self.qkv, self.out, self.theta = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim), rope_theta
-    def turned(self, x):
+    def rotated(self, x):
         a, b = x.chunk(2, -1)
         turns = torch.arange(x.shape[2])[:, None] * self.theta ** -(torch.arange(a.shape[-1]) / {pairs})
         return torch.cat([a * turns.cos() - b * turns.sin(), b * turns.cos() + a * turns.sin()], -1).to(x.dtype)
     def forward(self, x):
         q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
-        return self.out(attend(self.turned(q), self.turned(k), v, causal=True)[0].transpose(1, 2).flatten(2))
+        return self.out(attend(self.rotated(q), self.rotated(k), v, causal=True)[0].transpose(1, 2).flatten(2))
 """
 
 
@@ -162,11 +164,8 @@ class f(nn.Module):
 
 
 @pytest.mark.parametrize(("kind", "wrong"), [("nn.ModuleList", False), ("list", True)])
-def test_layers_that_are_not_registered_are_accused(make: Make, tmp_path, kind: str, wrong: bool) -> None:  # type: ignore[no-untyped-def]
-    from attention_conformance.tests.selftest.discovery.making import START
-
-    file = tmp_path / f"{'listed' if wrong else 'registered'}.py"
-    file.write_text(START + LISTED.format(kind=kind))
+def test_layers_that_are_not_registered_are_accused(tmp_path: Path, kind: str, wrong: bool) -> None:
+    file = write(tmp_path, f"{'listed' if wrong else 'registered'}.py", START + LISTED.format(kind=kind))
     made = candidate(f"{file}:f", {}, in_part=True)
     found = run(made, ("modules.as-built", "scores.*"), ("float64",) if wrong else ("float32",))
     assert any(each.status is Status.FAIL for each in found) is wrong

@@ -1,15 +1,23 @@
 """Functions as textbooks have them: layers of dropout, masks of samples, one length, flags that they refuse."""
 
+from dataclasses import replace
+
 import pytest
 
+from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import LostError
-from attention_conformance.spec.cases import Sizes
+from attention_conformance.spec.cases import Case, Sizes
+from attention_conformance.spec.clauses import load
 from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.judge.comparison import lacks_room
+from attention_conformance.tests.harness.judge.judge import Judge
+from attention_conformance.tests.harness.judge.judging import verdict
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
 
+MANY_KEYS = 2**15
 DROPPING = """
 def f(query, key, value, mask=None, {parameter}):
     s = query @ key.mT / query.shape[-1] ** 0.5
@@ -31,6 +39,7 @@ def failing(make: Make, text: str, *clauses: str) -> set[str]:
     [
         ("dropout=None", "p = p if dropout is None else dropout(p)", set()),
         ("dropout=0.0", "p = F.dropout(p, dropout) if dropout else p", set()),
+        ("dropout=None, training=True", "p = p if dropout is None or not training else dropout(p)", set()),
         ("dropout=None", "p = p if dropout is None else F.dropout(p, dropout.p)", {"dropout.evaluation"}),
         ("dropout=None", "p = p if dropout is None else dropout(torch.ones_like(p[:1])) * p", {"dropout.independent"}),
         ("drop_rate=0.0", "p = F.dropout(p, drop_rate * 0.5) if drop_rate else p", {"dropout.rate", "dropout.factors"}),
@@ -78,6 +87,7 @@ def f(q, k, v, causal=False):
         ("Queries and keys have the same length.", "None", False),
         ("q (B, H, L, D), k (B, Hkv, L, D), v (B, Hkv, L, Dv).", "None", False),
         ("q (B, Lq, H, D), k (B, Lk, H, D), v (B, Lk, H, Dv).", "None", True),
+        ("query (batch, heads, q_length, dim), key (batch, heads, k_length, dim).", "None", True),
         ("q, k, v: (B, H, N, D).", "n ** -0.5", True),
         ("Attention.", "None", True),
     ],
@@ -141,6 +151,22 @@ def f(query, key, value, attn_mask=None):
 """
     assert_conforms(make(text))
     assert Feature.EMPTY_SIZES not in make(text).claims
+
+
+def test_a_case_that_lacks_room_decides_nothing_and_is_stated(make: Make) -> None:
+    made = make("def f(q, k, v): return attend(q, k, v)[0]")
+
+    def lacking(problem: Problem, device: str) -> Result:
+        if problem.key.shape[-2] == MANY_KEYS:
+            raise LostError("took too much", out_of_memory=True)
+        return made.run(problem, device)
+
+    judge = Judge(replace(made, run=lacking), "float32")
+    judge.assert_conforms(Case())
+    judge.assert_conforms(Case().sized(batch=1, num_heads=1, query_length=1, key_length=MANY_KEYS))
+    found = verdict(load()["shapes.large"], judge, 0.0)
+    assert found.status is Status.PASS
+    assert "need more memory" in found.left_out
 
 
 def test_who_keeps_a_square_of_tokens_may_lack_room() -> None:

@@ -9,8 +9,9 @@ from attention_conformance.implementations.adapters.torch_op import torch_op
 from attention_conformance.implementations.api.contract import Claims, Implementation
 from attention_conformance.implementations.builtin.stepwise.steps import INFINITY, OP_FEATURES, Steps
 from attention_conformance.implementations.defects.conventions import masked_nan_by_length
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.tests.harness.judge import observed_conventions as observed
+from attention_conformance.tests.harness.run.runner import run
 
 
 def answers(function: Any, *points: Any) -> list[str]:
@@ -67,3 +68,17 @@ def test_answers_that_differ_have_their_paths() -> None:
 def test_disagreements_have_names_of_their_own() -> None:
     names = [point.name for point in observed.DISAGREEMENTS]
     assert len({*names}) == len(names)
+
+
+def test_a_refusal_is_no_answer_of_its_own_kind() -> None:
+    def refusing(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> tuple[Tensor, ...]:
+        mask = options.get("attn_mask")
+        if query.requires_grad and mask is not None and mask.dtype is torch.bool and not mask.any(-1).all():
+            raise ValueError("a row without keys")
+        return Steps().answer(query, key, value, **options)[:2]
+
+    claims = Claims(Scope.OP, OP_FEATURES | {Feature.WEIGHTS}, dtypes=("float64",))
+    made = Implementation("refusing", claims, torch_op(refusing, extras=("weights",)))
+    (verdict,) = run(made, ("conventions.empty-row",), ("float64",))
+    assert verdict.failure is not None
+    assert "refused" in verdict.failure.message
