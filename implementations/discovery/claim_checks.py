@@ -326,13 +326,17 @@ def _dtypes(check: ClaimCheck, exact_dtype: bool) -> tuple[tuple[str, ...], list
         masked = {dtype: check.run(case, dtype).error for dtype in DTYPES}
         if not masked[check.dtype]:
             errors = {dtype: error or masked[dtype] for dtype, error in errors.items()}
-    for dtype in DTYPES:
-        if exact_dtype and errors.get(dtype) == "":
-            output = parts(check.run(PLAIN, dtype))[0]
-            own = str(output.dtype).removeprefix("torch.")
-            errors[dtype] = "" if own == dtype else f"it answers in {own}"
+    for dtype in (dtype for dtype, error in errors.items() if exact_dtype and not error):
+        errors[dtype] = next(filter(None, (_other_dtype(check, case, dtype) for case in (PLAIN, MASKED, BIASED))), "")
     notes = [unclaimed(dtype, error) for dtype, error in errors.items() if error]
     return tuple(dtype for dtype, error in errors.items() if not error), notes
+
+
+def _other_dtype(check: ClaimCheck, case: Case, dtype: str) -> str:
+    """In which dtype it answers a case instead; empty where it is its own, or where there is no answer."""
+    output: Any = next(iter(parts(check.run(case, dtype))), None)
+    own = str(getattr(output, "dtype", dtype)).removeprefix("torch.")
+    return "" if own == dtype else f"it answers in {own}{'' if case.mask is MaskKind.NONE else ' with a mask'}"
 
 
 def refused_masks(check: ClaimCheck) -> dict[str, str]:

@@ -49,6 +49,7 @@ from attention_conformance.spec.inputs import build
 FORMS = (MaskForm.GIVEN, MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.FULL)
 OF_FEWER_AXES = (BY_KEY, replace(MASKED, mask_shape=MaskShape.SHARED))
 """Masks that broadcast: a name that promises no form promises neither."""
+GIVEN_WHOLE = "its {!r} is given as " + MaskForm.FULL
 PUBLISHED = "attn_mask"
 """The name under which masks of torch's function have any axes that broadcast."""
 NUMBERS_ADDED = frozenset({Feature.FLOAT_MASK, Feature.MASK_GRADIENT})
@@ -108,7 +109,7 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         formed = _formed(check, kind, replace(call, form=form), polarity)
         if has_effect(formed, shaped(MASKED, form)):
             if not any(formed.run(shaped(each, form)).error for each in OF_FEWER_AXES):
-                return formed, [f"its {own!r} is given as {form}"] if form is MaskForm.FULL else []
+                return formed, [GIVEN_WHOLE.format(own)] if form is MaskForm.FULL else []
             rigid = rigid or formed  # it may be one that has to have fewer axes
         added = formed.without({Feature.BOOL_MASK})
         if (
@@ -117,7 +118,7 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
             and has_effect(added, shaped(ADDED, form))
             and not _masks(formed, form)
         ):
-            return added, []
+            return (each := with_all_axes(added, kind)), [GIVEN_WHOLE.format(own)] if each is not added else []
     if rigid is not None:
         return rigid, []
     for polarity, form in product(polarities, FORMS):

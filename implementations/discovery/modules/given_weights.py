@@ -21,7 +21,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
 from attention_conformance.implementations.discovery.modules.parameters import LAYERS
 from attention_conformance.implementations.discovery.signatures import required, role
 
-ROLE = r"(?:q|k|v|o|0|out|output|qkv|kv|concat|query|key|value|queries|keys|values)"
+ROLE = r"(?:q|k|v|o|0|out|output|qkv|kqv|kv|concat|query|key|value|queries|keys|values)"
 HOLDER = r"(?:w|b|bias|weights?|kernel|proj|projection)"
 WEIGHT = re.compile(rf"^(?:{HOLDER}_?{ROLE}|{ROLE}_?{HOLDER}|{HOLDER}_{ROLE}_?{HOLDER}?)$", re.IGNORECASE)
 """Names of arguments that are weights or biases."""
@@ -48,6 +48,7 @@ class Axes(StrEnum):
     HEADS_LAST = "(E, H, d), of the output (H, d, E)"
     HEADS_FIRST = "(H, E, d), of the output (H * d, E)"
     ALL_HEADS_FIRST = "(H, E, d), of the output (H, d, E)"
+    ROWS = "(H * d, E), as nn.Linear holds them"
 
 
 def layer_of(name: str) -> str:
@@ -67,7 +68,7 @@ def roles_in(name: str) -> str:
     if not WEIGHT.match(name) and (roles := layer_of(name)):
         return roles
     word = re.sub(rf"^{HOLDER}_?(?={ROLE})|_?{HOLDER}$", "", name, count=1, flags=re.IGNORECASE).lower().strip("_")
-    return word if word in ("qkv", "kv") else word[:1]
+    return word if word in ("qkv", "kqv", "kv") else word[:1]
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,9 @@ class Weights:
         roles = roles or roles_in(name)
         columns, is_bias = max(1, len(roles)) * self.width, OF_BIAS.search(name) is not None
         shape: tuple[int, ...] = (columns,) if is_bias else (self.width, columns)
-        if self.axes is not Axes.FLAT and roles not in ("o", "0", "c"):
+        if self.axes is Axes.ROWS:
+            shape = shape[::-1]
+        elif self.axes is not Axes.FLAT and roles not in ("o", "0", "c"):
             each = (columns // self.heads,) if is_bias else (self.width, columns // self.heads)
             last = self.axes is Axes.HEADS_LAST
             shape = (*each[:-1], self.heads, each[-1]) if last else (self.heads, *each)

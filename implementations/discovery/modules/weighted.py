@@ -205,7 +205,9 @@ def _source(*_: object) -> object:
 def _supply(parameter: inspect.Parameter) -> Supply | None:
     """What it is given; None where it is something else."""
     size, name = size_of(parameter.name), parameter.name
-    if not required(parameter) or role(name) is not None or parameter.annotation not in NUMERIC:
+    counted_otherwise = type(parameter.default) is int and size in COUNTS  # which would not be that of the suite
+    needed = required(parameter) or counted_otherwise
+    if not needed or role(name) is not None or parameter.annotation not in NUMERIC:
         return None
     if name in OPTIONS["scale"].parameters:
         return lambda width, heads, shape: (width // heads) ** -0.5

@@ -1,5 +1,6 @@
 """What a function refuses by a statement of its own is its limit, and is not checked; what breaks it is checked."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -163,6 +164,19 @@ def test_arrays_of_another_dtype_are_a_limit() -> None:
     assert candidate.claims.dtypes == ("float64",)
     assert "float32 not claimed: it answers in float64" in candidate.about
     assert Feature.CORE in candidate.claims
+
+
+def test_another_dtype_under_a_mask_is_one_too() -> None:
+    def promotes(query: np.ndarray, key: np.ndarray, value: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
+        scores = query @ np.swapaxes(key, -1, -2) / math.sqrt(query.shape[-1])
+        scores = scores if mask is None else scores + mask * -1e9
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        answer: np.ndarray = weights / weights.sum(-1, keepdims=True) @ value
+        return answer
+
+    candidate = function_candidate("promotes", promotes, {}, "cpu")
+    assert candidate.claims.dtypes == ("float64",)
+    assert "float32 not claimed: it answers in float64 with a mask" in candidate.about
 
 
 def broken(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

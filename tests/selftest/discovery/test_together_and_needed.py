@@ -72,6 +72,18 @@ def test_masks_of_all_axes_alone(make: Make) -> None:
     assert_conforms(made)
 
 
+@pytest.mark.parametrize("added", ["mask[:, :, :, : k.shape[-2]]", "mask[:, :, :, : k.shape[-2]].roll(1, 1)"])
+def test_added_masks_of_all_axes_alone(make: Make, added: str) -> None:
+    made = make(f"""
+def f(q, k, v, mask=None):
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    return (s if mask is None else s + {added}).softmax(-1) @ v
+""")
+    assert "its 'mask' is given as (B, H, Lq, Lk)" in made.about
+    with pytest.raises(AssertionError, match="elements differ") if "roll" in added else nullcontext():
+        assert_conforms(made)
+
+
 def test_the_width_of_a_head_before_the_heads(make: Make) -> None:
     axes = "x.permute(0, 2, 3, 1) for x in (q, k, v)"
     made = make(f"def f(q, k, v):\n    return attend(*({axes}))[0].permute(0, 3, 1, 2)\n")

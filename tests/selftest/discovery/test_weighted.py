@@ -47,6 +47,25 @@ FORMS = {
     q, k, v = np.split(x @ c_attn_w + c_attn_b, 3, -1)
     return attend(q, k, v, n_head, {width}) @ c_proj_w + c_proj_b""",
     ),
+    "a count by default": (
+        "x, params, n_heads=16",
+        """
+    q, k, v = (x @ params[name] for name in ("W_Q", "W_K", "W_V"))
+    return attend(q, k, v, n_heads, {width}) @ params["W_O"]""",
+    ),
+    "keys first": (
+        "X, heads, W_KQV, W_out",
+        """
+    x = X
+    k, q, v = np.split(x @ W_KQV, 3, -1)
+    return attend(q, k, v, heads, {width}) @ W_out""",
+    ),
+    "rows as in nn.Linear": (
+        "x, qkv_weight, qkv_bias, out_weight, out_bias, n_head",
+        """
+    q, k, v = np.split(x @ qkv_weight.T + qkv_bias, 3, -1)
+    return attend(q, k, v, n_head, {width}) @ out_weight.T + out_bias""",
+    ),
     "axis of heads": (
         "x, w_q, w_k, w_v, w_o",
         """
@@ -76,6 +95,9 @@ def test_weights_in_other_forms(make: Make, form: str) -> None:
         "names of layers": "n_heads",
         "lists": "config.n_head",
         "weights of layers": "n_head",
+        "a count by default": "n_heads",
+        "keys first": "heads",
+        "rows as in nn.Linear": "n_head",
     }.get(form, "N_HEADS")
     width = WIDTHS.get(form, f"(x.shape[-1] // {heads})")
     assert_conforms(make(text(form, width)), "float64")
