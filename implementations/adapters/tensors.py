@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from torch.utils.checkpoint import CheckpointFunction
 
 from attention_conformance.spec.problem import Array, Problem
 
@@ -113,7 +114,35 @@ def slopes(
     if output.shape != cotangent.shape:
         raise ValueError(f"an output of shape {tuple(output.shape)} has no cotangent of shape {tuple(cotangent.shape)}")
     product = _Product.apply(output, cotangent)  # type: ignore[no-untyped-call]
+    if not graph and _has_reentrant_checkpoint(output):
+        return _accumulated(product, leaves, keep)
     return torch.autograd.grad(product, leaves, retain_graph=keep or graph, create_graph=graph, allow_unused=True)
+
+
+def _has_reentrant_checkpoint(output: torch.Tensor) -> bool:
+    """Whether a part of it is computed again in its backward pass by what `torch.autograd.grad` refuses."""
+    left, seen = [output.grad_fn], set()
+    while left:
+        node = left.pop()
+        if isinstance(node, CheckpointFunction._backward_cls):
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [after for after, _ in node.next_functions]
+    return False
+
+
+def _accumulated(product: torch.Tensor, leaves: Sequence[torch.Tensor], keep: bool) -> tuple[torch.Tensor | None, ...]:
+    """The gradients as training takes them: added to what each leaf holds, which then is as it was."""
+    held = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    try:
+        product.backward(retain_graph=keep)
+        return tuple(leaf.grad for leaf in leaves)
+    finally:
+        for leaf, before in zip(leaves, held, strict=True):
+            leaf.grad = before
 
 
 class _Product(torch.autograd.Function):

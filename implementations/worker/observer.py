@@ -185,6 +185,6 @@ def _in_turn(first: Native, later: Native) -> Result | None:
         gradients, gradients_later = backward(answer), backward_later(answer_later)
         others = {LATER: later.result((answer_later, gradients_later))}
         result = first.result((answer, [None if g is None else g.clone() for g in gradients]))
-        with suppress(RuntimeError):  # what a graph has stored may be freed, but must not be wrong
+        with suppress(Exception):  # what a graph has stored may be freed, in whatever way, but must not be wrong
             others[AGAIN] = first.result((answer, backward(answer)))
     return replace(result, others=others)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -45,6 +45,8 @@ OF_POSITIONS = {"pos", "position", "positions", "positional", "rel", "relative",
 """Words in paths of what is no projection of tokens, but of positions."""
 GATES = {"g", "gate", "gates", "gating"}
 """Words in paths of what makes gates."""
+U_OR_V = re.compile(r"(?<=\bbias_)[uv]\b|(?<=_bias_)[uv]\b|\b[uv](?=_bias\b)|(?<=_)[uv](?=_bias\b)")
+"""The letter of a bias of relative positions, which is added to queries: `u_bias`, `v_bias`, `pos_bias_u` and so on."""
 BIASES = ("bq", "bk", "bv", "bo")
 """Names of biases that are written in one word."""
 
@@ -59,6 +61,7 @@ class Slot:
         owner: the pattern without the last part where that is weight or bias.
         linear: whether it belongs to an nn.Linear.
         is_bias: whether it is added.
+        of_pair: whether it is one of the two biases u and v of relative positions, and v is none of values.
     """
 
     pattern: str
@@ -66,6 +69,7 @@ class Slot:
     owner: str
     linear: bool
     is_bias: bool
+    of_pair: bool = False
 
     @property
     def per_head(self) -> bool:
@@ -104,7 +108,13 @@ def slots(module: nn.Module, width: int, heads: int) -> list[Slot]:
     }
     named = {starred.get(path, path): (shape, path) for path, shape in shapes.items()}
     found = [_slot(module, pattern, shape, path) for pattern, (shape, path) in named.items()]
+    found = [replace(slot, of_pair=_is_of_pair(slot.pattern, named)) for slot in found]
     return [replace(slot, is_bias=False) if _is_matrix(slot, width) else slot for slot in found]
+
+
+def _is_of_pair(pattern: str, others: Collection[str]) -> bool:
+    """Whether it is named as u or v, and the other one of the two is there as well."""
+    return U_OR_V.sub("u", pattern) != U_OR_V.sub("v", pattern) and {U_OR_V.sub(x, pattern) for x in "uv"} <= {*others}
 
 
 def _is_matrix(slot: Slot, width: int) -> bool:
@@ -129,13 +139,17 @@ def _slot(module: nn.Module, pattern: str, shape: tuple[int, ...], path: str) ->
 
 def is_added(slot: Slot) -> bool:
     """Whether it is a bias, or projects positions: zeros there change nothing, whatever else is wrong."""
-    return slot.is_bias or bool(OF_POSITIONS & {*next((words for words in slot.words if {*words} - {*WRAPPED}), ())})
+    return (
+        slot.is_bias
+        or slot.of_pair
+        or bool(OF_POSITIONS & {*next((words for words in slot.words if {*words} - {*WRAPPED}), ())})
+    )
 
 
 def roles_of(slot: Slot) -> str:
     """The roles of what it holds, by its words, in their order: q, kv, qkv, o, ...; nothing where they state none."""
     first = {*next((words for words in slot.words if {*words} - {*WRAPPED}), ())}
-    if first & (OF_POSITIONS | GATES):
+    if slot.of_pair or first & (OF_POSITIONS | GATES):
         return ""
     path = slot.pattern.replace("*", "0")
     if (place := place_of(path)) is not None:

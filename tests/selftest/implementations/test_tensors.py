@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from attention_conformance.implementations.adapters.tensors import gradients_of
 
@@ -34,3 +35,16 @@ def test_the_strides_of_a_cotangent_are_kept() -> None:
 def test_a_cotangent_of_another_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"an output of shape \(2, 3\) has no cotangent of shape \(1, 3\)"):
         gradients_of(QUERY * 1.0, {"query": QUERY}, torch.ones(1, 3))
+
+
+@pytest.mark.parametrize(("kept", "slope"), [(1.0, 6.0), (0.0, 0.0)])
+def test_what_is_computed_again_by_a_reentrant_checkpoint_has_gradients(kept: float, slope: float) -> None:
+    x = torch.arange(6.0).reshape(2, 3).requires_grad_()
+    x.grad = torch.full((2, 3), 7.0)
+
+    def part(each: torch.Tensor) -> torch.Tensor:
+        return 2.0 * (kept * each + (1.0 - kept) * each.detach())
+
+    found = gradients_of(checkpoint(part, x, use_reentrant=True) * 3.0, {"x": x}, torch.ones(2, 3))
+    assert found["x"].tolist() == [[slope] * 3] * 2
+    assert x.grad.eq(7.0).all()
