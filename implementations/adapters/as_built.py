@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -185,6 +186,11 @@ class AsBuilt:
         yield "after other calls", self.answer(module, problem, device)
         if (restored := self._restored(module, problem, device)) is not None:
             yield "as its state dict restores it", self.answer(restored, problem, device)
+        if shared := listed_twice(module):
+            yield (
+                f"with a layer of its own as {', '.join(shared)}, which is an earlier one of its list once more",
+                self.answer(held_apart(module), problem, device),
+            )
         causal = problem.causal or bool(self.causal)
         if causal and self.prefixes:
             for count in sorted({1, tokens // 2, tokens - 1} - {0}):
@@ -239,6 +245,37 @@ def strays(module: nn.Module) -> list[torch.Tensor]:
     """Its tensors that are learnt by their gradients, and are no parameters: nothing saves, moves or trains them."""
     held = (value for each in module.modules() for value in vars(each).values())
     return [each for each in held if isinstance(each, torch.Tensor) and each.requires_grad and each.is_leaf]
+
+
+def listed_twice(module: nn.Module) -> dict[str, tuple[nn.ModuleList, int]]:
+    """The places in lists of layers where a layer with parameters stands that stands in an earlier one, too.
+
+    Whoever lists layers means several: their copies are one, and its parameters cannot differ.
+    """
+    found: dict[str, tuple[nn.ModuleList, int]] = {}
+    for path, each in module.named_modules():
+        before: set[int] = set()
+        for number, layer in enumerate(each if isinstance(each, nn.ModuleList) else ()):
+            if id(layer) in before and next(layer.parameters(), None) is not None:
+                found[f"{path}.{number}".strip(".")] = each, number
+            before.add(id(layer))
+    return found
+
+
+def keeps_wrongly(module: nn.Module) -> bool:
+    """Whether something that it learns is no parameter, or a parameter in several places that should each have one."""
+    return bool(strays(module) or listed_twice(module))
+
+
+def held_apart(module: nn.Module) -> nn.Module:
+    """A copy in which each place of a list has a layer of its own, with other parameters than the first has."""
+    other = deepcopy(module)
+    with torch.no_grad():
+        for layers, number in listed_twice(other).values():
+            layers[number] = deepcopy(layers[number])
+            for parameter in layers[number].parameters():
+                parameter.mul_(-1.5).add_(0.25)
+    return in_new_mode(other)
 
 
 def drawn(module: nn.Module) -> nn.Module:

@@ -90,14 +90,15 @@ class TorchModule:
         given = tensors(problem, device)
         module = self._loaded(problem, device, given)
         where = places_in(module, self.places, problem)
+        needed = _needed(where, problem)
 
         def context() -> AbstractContextManager[object]:
-            return _both(_in_its_mode(module, problem), self.context())
+            return _both(_as_needed(module, where, problem), self.context())
 
         def named(found: dict[str, Array]) -> dict[str, Array]:
-            return _of_arrays(problem, found, where, given)
+            return _of_arrays(problem, found, needed, given)
 
-        leaves = _leaves(problem, module, where, given)
+        leaves = _leaves(problem, module, needed, given)
         forward = bound(self.call, module, given, problem)
         return native_call(forward, problem, given, leaves, context, self.extras, named)
 
@@ -148,7 +149,7 @@ def answer_of(
 ) -> Result:
     """What a module that holds the problem's parameters answers, in the mode that the problem needs."""
     with seeded(problem):
-        with _in_its_mode(module, problem):  # also in the backward pass, in which checkpoints compute once more
+        with _as_needed(module, where, problem):  # also in the backward pass, in which checkpoints compute once more
             with context(), torch.set_grad_enabled(problem.cotangent is not None):
                 mode, before = module.training, forms(given)
                 answer = call(module, given, problem)
@@ -181,6 +182,26 @@ def _in_its_mode(module: nn.Module, problem: Problem) -> Iterator[None]:
     finally:
         if matters:
             module.train(mode)
+
+
+@contextmanager
+def _as_needed(module: nn.Module, where: Places, problem: Problem) -> Iterator[None]:
+    """In the mode that matters, with the parameters frozen of whose arrays no gradient is wanted; put back."""
+    idle = [] if problem.cotangent is None else [path for path in where if path not in _needed(where, problem)]
+    frozen = [each for path in idle if (each := module.get_parameter(path)).requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        with _in_its_mode(module, problem):
+            yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+
+def _needed(places: Places, problem: Problem) -> Places:
+    """The places that hold an array of which a gradient is wanted."""
+    return {path: place for path, place in places.items() if not {*problem.needs}.isdisjoint(_names(place))}
 
 
 def places_in(module: nn.Module, places: Places | FindPlaces, problem: Problem) -> Places:
@@ -250,6 +271,7 @@ def _gradients(
 ) -> dict[str, Array]:
     if problem.cotangent is None:
         return {}
+    places = _needed(places, problem)
     leaves = _leaves(problem, module, places, given)
     if twice:
         directions = {name: to_tensor(array, str(output.device)) for name, array in problem.direction().items()}

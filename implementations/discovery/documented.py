@@ -91,9 +91,34 @@ def states_added_numbers(target: object, name: str) -> bool:
 
 def states_numbers_alone(target: object, name: str) -> bool:
     """Whether its documentation states that a mask is added, or of floats, and nowhere that it may be boolean."""
-    own = [rest for line in _lines(target, name) for rest in re.split(rf"\b{re.escape(name)}\b", line)[1:]]
-    own = [re.split(r"\w*_mask\b", rest)[0] for rest in own]  # what is said of another mask is none of this one
+    own = _of_mask(target, name)
     return any(map(NUMBERS.search, own)) and not any(map(BOOLEANS.search, own))
+
+
+QUOTED = re.compile(r"""(["'`])([\w-]+)\1""")
+
+
+def stated_texts(target: object, name: str) -> list[str]:
+    """The quoted words next to the name of an option in its documentation, each once."""
+    return list(dict.fromkeys(each[2] for line in _lines(target, name) for each in QUOTED.finditer(line)))
+
+
+OF_BOOLEANS = re.compile(r"\bbool(?:ean)?s?\b", re.IGNORECASE)
+BOOLEAN_MASKS = re.compile(r"\bbool(?:ean)? (?:\w+ )?masks?\b", re.IGNORECASE)
+"""Words for a mask of booleans, and for all masks as such."""
+
+
+def states_booleans_alone(target: object, name: str) -> bool:
+    """Whether its documentation states that a mask, or that masks, are boolean, and nowhere that one may be added."""
+    own = _of_mask(target, name) + [each for text in _documents(target) for each in _paragraphs(text)]
+    own = [each for each in own if BOOLEAN_MASKS.search(each) or each in _of_mask(target, name)]
+    return any(map(OF_BOOLEANS.search, own)) and not any(map(NUMBERS.search, own))
+
+
+def _of_mask(target: object, name: str) -> list[str]:
+    """What is said of the mask of this name: what is said of another one is none of it."""
+    own = [rest for line in _lines(target, name) for rest in re.split(rf"\b{re.escape(name)}\b", line)[1:]]
+    return [re.split(r"\w*_mask\b", rest)[0] for rest in own]
 
 
 WITHOUT_KEYS = re.compile(
@@ -161,6 +186,17 @@ def _paragraphs(text: str) -> list[str]:
             parts.append(line.strip())
             indent = own
     return parts
+
+
+IMAGES_FIRST = re.compile(
+    r"\b(?:b|n|bs|batch(?:_size)?|(?:num_|n_)?images?) ?\* ?(?:n_?w|(?:num_|n_)?windows)\b", re.IGNORECASE
+)
+"""Words for windows of which those of one image come one after another, (B * nW, N, E)."""
+
+
+def states_images_first(target: object) -> bool:
+    """Whether its documentation states that the windows of one image come one after another."""
+    return any(IMAGES_FIRST.search(text) for text in _documents(target))
 
 
 ONE_LENGTH = re.compile(

@@ -16,6 +16,7 @@ from attention_conformance.spec.cases import NOT_FIRST, Case, MaskKind, Padding,
 from attention_conformance.spec.conventions import Alignment, EmptyRow
 from attention_conformance.spec.features import NOTHING, Feature, Packing
 from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Problem
 
 ADDED, EMPTY = replace(PLAIN, mask=MaskKind.INFINITE), replace(PLAIN, padding=Padding.EMPTY_SAMPLE)
 EMPTY_LENGTHS = replace(PLAIN, padding=Padding.EMPTY_LENGTHS)
@@ -29,6 +30,9 @@ NOT_ADDED = 2.0**-48
 EMPTY_SAMPLES = (Padding.EMPTY_SAMPLE, Padding.EMPTY_LENGTHS)
 EMPTIED_BY = {Feature.BOOL_MASK: ("bool_mask", MASKED), Feature.FLOAT_MASK: ("float_mask", ADDED)}
 """The option and the case of each kind of mask."""
+NAN_OR_NUMBER = "a row without keys gets nan, and a number where there is one key"
+BY_MASKS = ("empty-row-bool", "empty-row-float", "empty-row-padding")
+"""Conventions on rows that masks empty."""
 ROWS = ("bool", "float", "causal")
 OWN_ROWS = {Feature.BOOL_MASK: ("bool", "causal"), Feature.FLOAT_MASK: ("float",)}
 """What empties the rows whose answer a mask shows: alone, and where one of the other kind is claimed, too."""
@@ -42,10 +46,11 @@ def empty_rows_as_seen(check: ClaimCheck, masked: Case, kinds: tuple[str, ...] =
         return check
     answer = _empty_row(check, fitted)
     if answer is None and _sees_all_again(check, fitted):
-        with_keys = replace(check.claims, fit=partial(fit_rows_with_keys, check.claims.fit))
-        return replace(check, claims=with_keys).stating("a row without keys gets what it gets without the mask")
+        return with_keys_in_each_row(check, "a row without keys gets what it gets without the mask")
     if answer is None:
         return check
+    if answer is EmptyRow.NAN and _gives_one_key(check, empty, 1):
+        return with_keys_in_each_row(check, NAN_OR_NUMBER)
     where = ("padding",) if kinds is ROWS and masked.padding is not Padding.NONE else kinds
     conventions = check.claims.conventions.claiming({f"empty-row-{each}": str(answer) for each in where})
     claims: Claims = replace(check.claims, conventions=conventions)
@@ -71,7 +76,9 @@ def empty_rows_of_each_kind(check: ClaimCheck) -> ClaimCheck:
     for key, (case, row) in (EMPTIED | (AT_THE_END if at_the_end else {})).items():
         fitted = fit(case, check.claims)
         answer = None if isinstance(fitted, Unsupported) else _empty_row(check, fitted, row)
-        if answer is not None:
+        if answer is EmptyRow.NAN and key in BY_MASKS and _gives_one_key(check, case, row):
+            check = with_keys_in_each_row(check, NAN_OR_NUMBER)
+        elif answer is not None:
             answers[key] = answer
             conventions = check.claims.conventions.claiming({key: str(answer)})
             check = replace(check, claims=replace(check.claims, conventions=conventions))
@@ -148,11 +155,35 @@ def fit_others(fit: Fit, left_out: tuple[Padding, Packing], why: str, case: Case
 
 
 def fit_rows_with_keys(fit: Fit, case: Case) -> Case | Unsupported:
-    """The fit of one that adds a number to hidden scores, which changes nothing where all of a row are hidden."""
+    """The fit of one of which nobody meant what a row without keys gets: as without the mask, or NaN here and there."""
     by_flag = case.causal and (case.pattern is Pattern.LAST_KEY or case.padding in NOT_FIRST)
     empty = case.mask is not MaskKind.NONE and case.pattern in (Pattern.EMPTY_ROW, Pattern.EMPTY_IN_ONE)
     emptied = by_flag or empty or case.padding in EMPTY_SAMPLES
-    return Unsupported("a row without keys is answered as without the mask") if emptied else fit(case)
+    return Unsupported("what a row without keys gets is no rule that the suite knows") if emptied else fit(case)
+
+
+def with_keys_in_each_row(check: ClaimCheck, why: str) -> ClaimCheck:
+    """The check without rows without keys."""
+    claims = replace(check.claims, fit=partial(fit_rows_with_keys, check.claims.fit))
+    return replace(check, claims=claims).stating(why)
+
+
+def _gives_one_key(check: ClaimCheck, empty: Case, number: int) -> bool:
+    """Whether a row without keys, of which others get NaN, has a number of one key: nobody meant either."""
+    fitted = fit(empty.sized(key_length=1), check.claims)
+    if isinstance(fitted, Unsupported) or fitted.sizes.key_length != 1 or number >= fitted.sizes.query_length:
+        return False
+    got = _row(check, build(fitted, check.dtype).forward_only(), fitted, number)
+    return got is not None and bool(np.isfinite(got).all())
+
+
+def _row(check: ClaimCheck, problem: Problem, fitted: Case, number: int) -> Floats | None:
+    """What the query of this number gets, in each sample or the last one; None where there is no such answer."""
+    outcome = check.answer(problem)
+    if outcome.error or (got := output_of(outcome)).shape[-2:-1] != (fitted.sizes.query_length,):
+        return None
+    of_last: Floats = got[-1, ..., 0, :] if fitted.padding in EMPTY_SAMPLES else got[..., number, :]
+    return of_last
 
 
 def _sees_all_again(check: ClaimCheck, fitted: Case) -> bool:
@@ -174,16 +205,16 @@ def _sees_all_again(check: ClaimCheck, fitted: Case) -> bool:
 
 def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | None:
     problem = build(fitted, check.dtype).forward_only()
-    outcome = check.answer(problem)
-    if outcome.error or (got := output_of(outcome)).shape[-2:-1] != (fitted.sizes.query_length,):
+    row = _row(check, problem, fitted, number)
+    if row is None:
         return None
-    sample, at = (got.shape[0] - 1, 0) if fitted.padding in EMPTY_SAMPLES else (slice(None), number)
-    row: Floats = got[sample, ..., at, :]
     if np.isnan(row).all():
         return EmptyRow.NAN
     scoring = [name for name in ("w_q", "b_q") if name in problem.parameters] or ["query"]
     unmasked = dict.fromkeys(("attn_mask", "key_padding_mask", "valid_lens"))
     alike = problem.but(**unmasked, causal=False, extension=NOTHING)
     equal = rows(check, alike.with_arrays({name: np.zeros_like(problem.arrays()[name]) for name in scoring}))
+    by_sample = fitted.padding in EMPTY_SAMPLES
+    sample, at = (-1, 0) if by_sample else (slice(None), number)
     seen = [] if equal is None else [equal[sample, ..., each, :] for each in (at, -1)]  # the last one sees every key
     return EmptyRow.UNIFORM if any(near(row, each, check.dtype) for each in seen) else None

@@ -319,8 +319,13 @@ class Options:
 
 
 def _like(query: Any, array: Any) -> Any:
-    """An array of the kind and the type of numbers of the query."""
-    return query.new_tensor(array) if hasattr(query, "new_tensor") else array.astype(query.dtype)
+    """An array of the kind and the type of numbers of the query; a finite number in the place of minus infinity.
+
+    Next to no key at all such a logit has all of the weight, where minus infinity makes NaN of it.
+    """
+    half = str(query.dtype).endswith("float16") and "bfloat16" not in str(query.dtype)
+    finite = np.maximum(array, float(np.finfo(np.float16 if half else np.float32).min) / 2.0)
+    return query.new_tensor(finite) if hasattr(query, "new_tensor") else finite.astype(query.dtype)
 
 
 def own_names(options: Mapping[str, Option], names: Set[str]) -> dict[str, str]:

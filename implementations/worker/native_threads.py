@@ -23,11 +23,17 @@ def computing() -> list[str]:
 
 
 def _at_work(seconds: float) -> set[str]:
-    """The threads that compute within the next seconds."""
+    """The threads that compute within the next seconds, or would if a busy machine let them."""
     before = _times()
     sleep(seconds)
     after = _times()
-    return {task for task in before.keys() & after.keys() if after[task] != before[task]}
+    return {task for task in before.keys() & after.keys() if after[task] != before[task] or _is_runnable(task)}
+
+
+def _is_runnable(task: str) -> bool:
+    with contextlib.suppress(OSError):
+        return (TASKS / task / "stat").read_text(errors="replace").rpartition(")")[2].split()[:1] == ["R"]
+    return False
 
 
 def _times() -> dict[str, str]:

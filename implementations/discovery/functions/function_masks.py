@@ -22,6 +22,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     output_of,
     refused_masks,
 )
+from attention_conformance.implementations.discovery.documented import states_booleans_alone
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
 from attention_conformance.implementations.discovery.modules.mask_effects import (
@@ -180,13 +181,19 @@ def _masks(check: ClaimCheck, form: MaskForm) -> bool:
     return bool(masked.error or number.error) or not near_outputs(number, check.run(PLAIN), check.dtype)
 
 
-def without_ignored(check: ClaimCheck, options: Options) -> tuple[ClaimCheck, list[str]]:
-    """The check without the options that raise or have no effect where only a **kwargs takes them, with notes."""
+def without_ignored(check: ClaimCheck, options: Options, function: object) -> tuple[ClaimCheck, list[str]]:
+    """The check without the options that raise or have no effect where only a **kwargs takes them, with notes.
+
+    And without masks of numbers where its documentation has booleans alone.
+    """
     cases = {"bool_mask": MASKED, "float_mask": BIASED, "is_causal": CAUSAL, "scale": replace(PLAIN, scale=0.3)}
     swallowed = sorted(options.swallowed & set(cases))
     why = {option: RAISES for option in swallowed if check.run(cases[option]).error}
     why |= {option: NO_EFFECT for option in swallowed if check.ignores(cases[option])}
-    if _reads_booleans_only(check, options):
+    own = options.spelled.get("float_mask", "")
+    if own and own == options.spelled.get("bool_mask") and states_booleans_alone(function, own):
+        why["float_mask"] = f"by its documentation {own!r} is boolean"
+    elif _reads_booleans_only(check, options):
         why.setdefault("float_mask", f"zeros in its {options.spelled['float_mask']!r} mask keys, so that it is boolean")
     elif _hides_by_numbers(check, options):
         why.setdefault("float_mask", f"any number in its {options.spelled['float_mask']!r} but 0 hides a key")

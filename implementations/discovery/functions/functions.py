@@ -249,7 +249,7 @@ def _usual_candidate(
         check = with_padding_as_seen(check, kind)
     published_flag = options.spelled.get("is_causal") == PUBLISHED_FLAG
     check, flag = (check, []) if interface or published_flag else without_refused_flag(check)
-    check, ignored = without_ignored(check, options)
+    check, ignored = without_ignored(check, options, function)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *flag, *lengths, *ignored]
     promised = published_flag and not chooses_corner(whole)

@@ -21,8 +21,10 @@ from attention_conformance.spec.features import Feature
 
 NUMBERS = (3, 5)
 """That a window is given to see what it means."""
-SQUARE = PLAIN.sized(query_length=12, key_length=12)
+SQUARE = PLAIN.sized(query_length=11, key_length=11)
 MORE_KEYS = PLAIN.sized(query_length=7, key_length=12)
+LONGER = 12
+"""Tokens of such a call, less the number."""
 NO_WINDOW = "not judged: the keys that it shows are no window that the suite knows"
 
 
@@ -115,6 +117,11 @@ def _shows_farther_keys(check: ClaimCheck, name: str) -> bool:
     return any(each is not None and bool(each[ahead < -number].any()) for number, each in seen.items())
 
 
+def _square(number: int, flag: bool) -> Case:
+    """With a length of its own for each number: a mask that is kept by its shape, a mistake, shows another number's."""
+    return replace(SQUARE, causal=flag).sized(**dict.fromkeys(("query_length", "key_length"), LONGER + number))
+
+
 def _ahead(queries: int, keys: int, start: int) -> NDArray[np.int64]:
     """(Lq, Lk): how many places after the query the key stands; the first query stands at `start`."""
     return np.arange(keys) - (np.arange(queries)[:, None] + start)
@@ -122,20 +129,24 @@ def _ahead(queries: int, keys: int, start: int) -> NDArray[np.int64]:
 
 def _meaning(check: ClaimCheck, name: str, flag: bool) -> NumberWindow | str:
     """What the number means, or why that is not known."""
-    case, given = replace(SQUARE, causal=flag), [_given(check, name, number) for number in NUMBERS]
-    if error := given[0].run(case).error:
+    cases = {number: _square(number, flag) for number in NUMBERS}
+    given = {number: _given(check, name, number) for number in NUMBERS}
+    if error := given[NUMBERS[0]].run(cases[NUMBERS[0]]).error:
         return f"not judged: it raises {error}"
-    seen = [_seen(each, case) for each in given]
+    seen = {number: _seen(given[number], case) for number, case in cases.items()}
     causal = flag or check.claims.premises.causal or _shows_no_later_key(check)
     for meaning in MEANINGS:
-        expected = [meaning.shown(*_lengths(check, case), n, causal, _start(check, case)) for n in NUMBERS]
-        if all(one is not None and np.array_equal(one, other) for one, other in zip(seen, expected, strict=True)):
+        if all(each is not None and _is(each, meaning, n, causal, check, cases[n]) for n, each in seen.items()):
             none = meaning.number((0, 0))
-            narrowest = meaning.shown(*_lengths(check, case), none, causal, _start(check, case))
-            off = _seen(_given(check, name, none), case)
-            least = 0 if off is not None and np.array_equal(off, narrowest) else 1
+            off = _seen(_given(check, name, none), _square(none, flag))
+            least = 0 if off is not None and _is(off, meaning, none, causal, check, _square(none, flag)) else 1
             return replace(meaning, least=least, causal=flag)
     return NO_WINDOW
+
+
+def _is(seen: Booleans, meaning: NumberWindow, number: int, causal: bool, check: ClaimCheck, case: Case) -> bool:
+    """Whether these are the keys that the number shows."""
+    return np.array_equal(seen, meaning.shown(*_lengths(check, case), number, causal, _start(check, case)))
 
 
 def _given(check: ClaimCheck, name: str, number: int) -> ClaimCheck:

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.documented import stated_texts
 from attention_conformance.implementations.discovery.modules.constructor_names import (
     options_of_settings,
     size_of,
@@ -116,7 +117,8 @@ def _values(make: Constructor, option: inspect.Parameter) -> tuple[object, ...]:
     if isinstance(default, bool):
         return (not default,)
     if isinstance(default, str):
-        return tuple(islice((text for text in texts_compared(make.kind, option.name) if text != default), MOST_TEXTS))
+        known = [*texts_compared(make.kind, option.name), *stated_texts(make.kind, option.name)]
+        return tuple(islice((text for text in dict.fromkeys(known) if text not in (default, option.name)), MOST_TEXTS))
     off = default is None or (isinstance(default, int | float) and default == 0)
     if not off or size_of(option.name) is not None:
         return ()

@@ -27,6 +27,8 @@ class Added(StrEnum):
     OF_QUERY = "products of queries with its rows, to the scores"
     OF_BOTH = "products of queries and of keys with its rows, to the scores"
     OF_KEY = "products of keys with its rows, to the scores"
+    OF_KEY_AT_QUERY = "products of queries, and of the keys at their places, with its rows, to the scores"
+    OF_KEY_REVERSED = "products of queries with its rows, and of keys with rows of the opposite distance, to scores"
     TO_VALUES = "its rows to values, in the mean of each query"
     BIASES = "a number of each head, to the scores"
     BIASES_OF_HEADS = "a number of each head, whose rows are the heads, to the scores"
@@ -76,7 +78,13 @@ class Table:
         read = table[self.rows(len(table), length)]
         of_query = torch.einsum("bhid,ijd->bhij", given.query, read)
         of_key = torch.einsum("bhjd,ijd->bhij", given.key, read)
-        return scale * {Added.OF_QUERY: of_query, Added.OF_KEY: of_key, Added.OF_BOTH: of_query + of_key}[self.added]
+        of_keys = {
+            Added.OF_QUERY: torch.zeros(()).double(),
+            Added.OF_KEY_AT_QUERY: torch.einsum("bhid,ijd->bhij", given.key, read),
+            Added.OF_KEY_REVERSED: torch.einsum("bhjd,jid->bhij", given.key, read),
+        }
+        added = of_keys.get(self.added, of_key)
+        return scale * (added if self.added is Added.OF_KEY else of_query + added)
 
     def values(self, table: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """What it adds to what each head gives, (B, H, L, d), where it adds to values."""
@@ -107,3 +115,5 @@ def mistakes(table: Table) -> Iterator[Table]:
     if table.zero is Zero.MIDDLE and table.added in (Added.OF_QUERY, Added.OF_BOTH):
         yield replace(table, scaled=False)
         yield replace(table, zero=Zero.MIRRORED)
+    if table.zero is Zero.MIDDLE and table.added is Added.OF_BOTH:
+        yield from (replace(table, added=each) for each in (Added.OF_KEY_AT_QUERY, Added.OF_KEY_REVERSED))

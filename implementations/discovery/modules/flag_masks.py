@@ -17,7 +17,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     ClaimCheck,
     near_outputs,
 )
-from attention_conformance.implementations.discovery.documented import states_numbers_alone
+from attention_conformance.implementations.discovery.documented import states_booleans_alone, states_numbers_alone
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.modules.module_masks import is_published, shaped
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
@@ -57,11 +57,15 @@ def without_flags(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list
 
 
 def without_unstated(kind: object, call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
-    """The check without boolean masks, which its names promise, where its documentation speaks of numbers alone."""
-    own = call.options.spelled.get("bool_mask", "")
-    if not own or Feature.BOOL_MASK not in check.claims or not states_numbers_alone(kind, own):
-        return check, []
-    return check.without({Feature.BOOL_MASK}), [unclaimed("bool-mask", f"by its documentation {own!r} is added")]
+    """The check without the kind of masks that its names promise, where its documentation has the other alone."""
+    spelled, claims = call.options.spelled, check.claims
+    own, added = spelled.get("bool_mask", ""), spelled.get("float_mask", "")
+    if own and Feature.BOOL_MASK in claims and states_numbers_alone(kind, own):
+        return check.without({Feature.BOOL_MASK}), [unclaimed("bool-mask", f"by its documentation {own!r} is added")]
+    if own and own == added and Feature.FLOAT_MASK in claims and states_booleans_alone(kind, own):
+        note = unclaimed("float-mask", f"by its documentation {own!r} is boolean")
+        return check.without({Feature.FLOAT_MASK, Feature.MASK_GRADIENT}), [note]
+    return check, []
 
 
 def without_swallowed(call: ModuleCall, check: ClaimCheck, promised: bool) -> tuple[ClaimCheck, list[str]]:

@@ -36,6 +36,7 @@ from attention_conformance.implementations.discovery.modules.promises import (
     has_published_interface,
     takes_float_padding,
 )
+from attention_conformance.implementations.discovery.modules.same_masks import masks_as_numbers
 from attention_conformance.implementations.discovery.vocabulary import INPUTS, MaskForm
 from attention_conformance.spec.cases import MaskShape
 from attention_conformance.spec.problem import Problem
@@ -62,6 +63,7 @@ class AfterFlag:
 def other_calls(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     """Other ways to build and call it that should give the same answer."""
     yield from _called_otherwise(plan)
+    yield from masks_as_numbers(plan)
     if plan.check.claims.premises.hides_later:
         yield from ((way, plan.run(call, extras={})) for way, call in calls_in_pieces(plan.make.kind, plan.call))
     if not plan.evaluating and plan.has_modes:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.as_built import AsBuilt, HeadAxes, Run, SeenTogether, strays
+from attention_conformance.implementations.adapters.as_built import AsBuilt, HeadAxes, Run, SeenTogether, keeps_wrongly
 from attention_conformance.implementations.adapters.modes import Modes
 from attention_conformance.implementations.api.contract import Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
@@ -87,7 +87,7 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     module = safe_call(lambda: built(whole)).value
     if module is None or WIDE not in check.claims.dtypes:
         return {}
-    unsaved = bool(strays(module))
+    unsaved = keeps_wrongly(module)
     if not (left_out or counts or options or caches or limits or unsaved):
         return {}
     parts = [*_parts(module, make)]

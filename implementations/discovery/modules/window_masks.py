@@ -15,6 +15,7 @@ from attention_conformance.implementations.adapters.tensors import tensors, to_a
 from attention_conformance.implementations.adapters.torch_module import built, in_mode
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.documented import states_images_first
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
@@ -58,7 +59,9 @@ class WindowMasks:
         return Result(together, others={"each image alone": Result(alone)})
 
     def in_its_order(self, problem: Problem, device: str) -> WindowMasks:
-        """The same, with the windows first where the images are right in that order alone."""
+        """The same, with the windows first where the images are right in that order alone, and none is documented."""
+        if states_images_first(self.make.kind):
+            return self
         other = replace(self, windows_first=True)
         outcomes = [safe_call(partial(run, problem.fresh(), device)).value for run in (self, other)]
         usual, unusual = (each is not None and _is_alone(each) for each in outcomes)

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 from attention_conformance.implementations.api.contract import Fit, Implementation, Result, any_case
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.signatures import required
+from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import Problem
@@ -109,9 +111,10 @@ class Interface:
         return self.named <= names
 
     def own(self, names: Set[str]) -> dict[str, str]:
-        """The names of a function with these parameters for the suite's options."""
+        """The names of a function with these parameters for the suite's options, and for arrays of each head."""
         spelled = {o: next((name for name in each if name in names), "") for o, each in self.spellings.items()}
-        return {o: name for o, name in {**self.options, **spelled}.items() if name in names}
+        own = {o: name for o, name in {**self.options, **spelled}.items() if name in names}
+        return {o: name for o, name in of_heads(names).items() if name not in own.values()} | own
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,13 @@ class ShippedCall:
     def __signature__(self) -> inspect.Signature:  # what inspect.signature reads
         kind, options = inspect.Parameter.POSITIONAL_OR_KEYWORD, ["enable_gqa", *self.shipped.own]
         inputs = [inspect.Parameter(name, kind) for name in ("query", "key", "value")]
-        return inspect.Signature([*inputs, *(inspect.Parameter(name, kind, default=None) for name in options)])
+        whole = safe_call(lambda: inspect.signature(self.shipped.function)).value
+        own = dict(whole.parameters) if whole else {}
+        needed = {
+            o for o, n in self.shipped.own.items() if n in of_heads({n}).values() and n in own and required(own[n])
+        }
+        optional = [inspect.Parameter(name, kind, default=None) for name in options if name not in needed]
+        return inspect.Signature([*inputs, *(inspect.Parameter(name, kind) for name in sorted(needed)), *optional])
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """The function's answer."""
@@ -172,6 +181,13 @@ class ShippedCall:
         documented = ", ".join(f"{key}={value}" for key, value in self.interface.settings.items())
         called = f"called as {self.interface.name}" + (f", with {documented}" if documented else "")
         return [note for note in (called, self.fitting[1]) if note]
+
+
+def of_heads(names: Set[str]) -> dict[str, str]:
+    """Those of these parameters that take arrays of each head, such as sinks, by the suite's names of such options."""
+    arrays = [keyword for option in CASE_OPTIONS if option.draw for keyword in option.keywords.items()]
+    found = {own: next((name for name in (own, *others) if name in names), "") for own, others in arrays}
+    return {own: name for own, name in found.items() if name}
 
 
 def as_shipped(function: Callable[..., Any], interfaces: Iterable[Interface]) -> ShippedCall | None:
