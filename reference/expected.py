@@ -295,5 +295,5 @@ def sample_rows(problem: Problem, rows: Indices, conventions: Conventions = Conv
         attn_mask=mask,
         valid_lens=lengths[:, rows] if lengths is not None and lengths.ndim == 2 else lengths,
         causal=False,
-        sharing=Sharing.KEY_VALUE if problem.sharing is Sharing.SELF else problem.sharing,
+        sharing=Sharing.KEY_VALUE if problem.sharing.value_is_key else Sharing.NONE,
     )

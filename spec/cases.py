@@ -194,7 +194,19 @@ class Sharing(StrEnum):
     """Query, key and value."""
     KEY_VALUE = "key-value"
     """Key and value."""
+    QUERY_KEY = "query-key"
+    """Query and key, as where positions are added to these alone."""
     NONE = "none"
+
+    @property
+    def key_is_query(self) -> bool:
+        """Whether the key is the array of the query."""
+        return self in (Sharing.SELF, Sharing.QUERY_KEY)
+
+    @property
+    def value_is_key(self) -> bool:
+        """Whether the value is the array of the key."""
+        return self in (Sharing.SELF, Sharing.KEY_VALUE)
 
 
 class Embedding(StrEnum):

@@ -226,6 +226,9 @@ def _selecting(form: ModuleForm, op: Problem) -> tuple[Array, Array, Array]:
     widths = (form.query_dim, form.key_dim, form.value_dim)
     if form.sharing is Sharing.SELF:
         parts = [np.concatenate(parts, axis=-1)] * 3
+    elif form.sharing is Sharing.QUERY_KEY:
+        shared = np.concatenate(parts[:2], axis=-1)
+        parts = [shared, shared, parts[2]]
     elif form.sharing is Sharing.KEY_VALUE:
         shared = np.concatenate(parts[1:], axis=-1)
         parts = [parts[0], shared, shared]
@@ -236,8 +239,8 @@ def _selecting(form: ModuleForm, op: Problem) -> tuple[Array, Array, Array]:
 def _selectors(form: ModuleForm, case: Case) -> dict[str, Array]:
     s = case.sizes
     queried, keyed, valued = s.num_heads * s.d_k, s.kv_heads * s.d_k, s.kv_heads * s.d_v
-    start = {Sharing.SELF: (0, queried, queried + keyed), Sharing.KEY_VALUE: (0, 0, keyed), Sharing.NONE: (0, 0, 0)}
-    at = start[form.sharing]
+    at = (0, queried * form.sharing.key_is_query, keyed * form.sharing.value_is_key)
+    at = (0, queried, queried + keyed) if form.sharing is Sharing.SELF else at
     parameters: dict[str, Array] = {
         "w_q": np.eye(form.query_dim, queried, -at[0]),
         "w_k": np.eye(form.key_dim, keyed, -at[1]),

@@ -104,9 +104,9 @@ class Problem:
     def arrays(self) -> dict[str, Array]:
         """Every array of the problem by name; a shared input appears once, under its first name."""
         named: dict[str, Array | None] = {"query": self.query}
-        if self.sharing is not Sharing.SELF:
+        if not self.sharing.key_is_query:
             named["key"] = self.key
-        if self.sharing is Sharing.NONE:
+        if not self.sharing.value_is_key:
             named["value"] = self.value
         named.update(self.parameters)
         named.update(self.extras)
@@ -117,9 +117,9 @@ class Problem:
     def with_arrays(self, arrays: Mapping[str, Array]) -> Problem:
         """This problem with the named arrays replaced; shared inputs stay shared."""
         changes: dict[str, Any] = {name: arrays[name] for name in HELD if name in arrays}
-        if self.sharing is Sharing.SELF:
+        if self.sharing.key_is_query:
             changes["key"] = arrays.get("query", self.query)
-        if self.sharing is not Sharing.NONE:
+        if self.sharing.value_is_key:
             changes["value"] = changes.get("key", self.key)
         for name in ("parameters", "extras"):
             changes[name] = {n: arrays.get(n, array) for n, array in getattr(self, name).items()}

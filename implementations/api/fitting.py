@@ -61,7 +61,7 @@ def _fitted(case: Case, claims: Claims) -> Case | Unsupported:
     s = case.sizes
     num_heads = s.num_heads if Feature.HEADS in claims else 1
     d_v = s.d_v if Feature.VALUE_WIDTH in claims else s.d_k
-    query_length = s.key_length if _sharing(case, claims) is Sharing.SELF else s.query_length
+    query_length = s.key_length if _sharing(case, claims).key_is_query else s.query_length
     num_kv_heads = s.num_kv_heads if num_heads > 1 else 0
     fitted = case.sized(num_heads=num_heads, d_v=d_v, query_length=query_length, num_kv_heads=num_kv_heads)
     if (d_k := _rotatable(case)) != s.d_k:
@@ -186,6 +186,8 @@ def _form(case: Case, claims: Claims) -> ModuleForm:
         key_dim, value_dim = _some_alike(case.seed, query_dim, key_dim, value_dim)
     if sharing is Sharing.KEY_VALUE:
         value_dim = key_dim
+    if sharing is Sharing.QUERY_KEY:
+        key_dim, value_dim = query_dim, query_dim if case.seed % 2 and not select else value_dim
     return ModuleForm(
         sharing=sharing,
         query_dim=query_dim,
@@ -226,6 +228,8 @@ def _selected_widths(case: Case, sharing: Sharing) -> tuple[int, int, int]:
     if sharing is Sharing.SELF:
         width = 2 * keyed + valued
         return width, width, width
+    if sharing is Sharing.QUERY_KEY:
+        return 2 * keyed, 2 * keyed, valued
     if sharing is Sharing.KEY_VALUE:
         return max(keyed, valued), keyed + valued, keyed + valued
     return max(keyed, valued), keyed, valued

@@ -72,6 +72,12 @@ class JoinedProductCutInAnotherOrder(Layer):
         return super().projected(query, key, value)
 
 
+@breaks_layer("cross-attention.shared-inputs", holds=("projections.value", "cross-attention.sources"))
+class JoinedProductForAnyOtherValue(Layer):
+    def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return super().projected(query, key, query if query is key and query.shape == value.shape else value)
+
+
 @breaks_layer("cross-attention.shared-inputs", holds=("projections.bias", "cross-attention.sources"))
 class MemoryWithoutBiases(Layer):
     def projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

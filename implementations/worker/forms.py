@@ -56,13 +56,13 @@ def problem_of(message: Message) -> Problem:
     given = message.fields
     arrays = {name: _laid_out(array, given["strides"].get(name)) for name, array in message.arrays.items()}
     sharing = Sharing(given["sharing"])
-    key = arrays["query"] if sharing is Sharing.SELF else arrays["key"]
+    key = arrays["query"] if sharing.key_is_query else arrays["key"]
     optional: dict[str, Any] = {name: arrays[name] for name in HELD[3:] if name in arrays}
     problem = Problem(
         scope=Scope(given["scope"]),
         query=arrays["query"],
         key=key,
-        value=key if sharing is not Sharing.NONE else arrays["value"],
+        value=key if sharing.value_is_key else arrays["value"],
         sharing=sharing,
         layout=Layout(given["layout"]),
         needs=tuple(given["needs"]),

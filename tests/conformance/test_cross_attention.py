@@ -9,6 +9,12 @@ from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding,
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 
+ROLES = {
+    Sharing.KEY_VALUE: "key and value",
+    Sharing.QUERY_KEY: "query and key",
+    Sharing.SELF: "query, key and value",
+}
+"""What one array is given for."""
 SHARED = (
     Case(seed=201).sized(query_length=5),
     Case(seed=202).sized(query_length=7),
@@ -54,10 +60,10 @@ def test_shared_inputs(judge: Judge) -> None:
 
 
 def _shared(judge: Judge) -> Iterator[Case]:
-    """The cases with one array for key and value, and with one for all three."""
+    """The cases with one array for key and value, for query and key, and for all three."""
     for case in judge.cases(*SHARED):
         assert case.module is not None
-        for sharing in (Sharing.KEY_VALUE, Sharing.SELF):
+        for sharing in ROLES:
             found = fit(replace(case, module=replace(case.module, sharing=sharing)), judge.claims)
             if not isinstance(found, Unsupported):
                 yield found
@@ -65,4 +71,4 @@ def _shared(judge: Judge) -> Iterator[Case]:
 
 def _roles(case: Case) -> str:
     assert case.module is not None
-    return f"one array is {'query, key and value' if case.module.sharing is Sharing.SELF else 'key and value'}"
+    return f"one array is {ROLES[case.module.sharing]}"

@@ -69,11 +69,15 @@ def test_any_scale(judge: Judge) -> None:
             judge.record(case, comparison, context, part)
 
 
+ONE_ARRAY = {Sharing.SELF: INPUTS, Sharing.KEY_VALUE: INPUTS[1:], Sharing.QUERY_KEY: INPUTS[:2]}
+"""The roles that one array may have."""
+
+
 @clause("gradients.shared-input")
 def test_shared_input(judge: Judge) -> None:
     for case in judge.cases(*(replace(SQUARE, mask=mask) for mask in (MaskKind.BOOL, MaskKind.NONE))):
         problem = judge.problem(case)
-        for sharing, roles in {Sharing.SELF: INPUTS, Sharing.KEY_VALUE: INPUTS[1:]}.items():
+        for sharing, roles in ONE_ARRAY.items():
             if len({getattr(problem, role).shape for role in roles}) > 1:
                 continue  # it always has fewer heads of keys: the three cannot be one array
             shared = problem.but(**{name: getattr(problem, roles[0]) for name in roles})

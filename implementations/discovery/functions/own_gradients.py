@@ -30,7 +30,7 @@ from attention_conformance.spec.problem import Array, Problem
 if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.functions.laid_out import LaidOut
 
-SHARED = {Sharing.SELF: INPUTS, Sharing.KEY_VALUE: INPUTS[1:]}
+SHARED = {Sharing.SELF: INPUTS, Sharing.KEY_VALUE: INPUTS[1:], Sharing.QUERY_KEY: INPUTS[:2]}
 """The roles of one array, whose gradient is the sum of theirs."""
 SAVED = {"cache", "ctx", "context", "saved", "residuals", "memory", "p", "probs", "weights", "attn", "lse", "stats"}
 """Names of what the forward pass returns after its output."""

@@ -23,16 +23,21 @@ OPTION = "head_gates"
 GATED = PLAIN.extended(head_gates=True)
 WORDS = {"head", "heads", "mask", "layer"}
 """Words that the name of such a mask consists of."""
+PUBLISHED = ("head_mask", "layer_head_mask")
+"""Names that promise it: factors of the weights, of which 0 silences a head, and 1 leaves it as it is."""
 
 
 def with_head_mask(call: ModuleCall, check: ClaimCheck) -> tuple[ModuleCall, ClaimCheck]:
-    """With the mask of heads among what it takes, where it multiplies their weights, whatever the factors are."""
+    """With the mask of heads among what it takes, where it multiplies their weights, whatever the factors are.
+
+    One of a published name is judged where ones change nothing, and other factors something.
+    """
     names = [name for name in call.options.other_masks if {"mask"} < {*name.lower().split("_")} <= WORDS]
     name = names[0] if len(names) == 1 and OPTION not in call.options else ""
     for axes in (True, False) if name else ():
         each = _with(call, name, axes)
         claimed = replace(check, function=each).claiming({Feature.HEAD_GATES})
-        if _multiplies(claimed, call):
+        if _multiplies(claimed, call, name in PUBLISHED):
             return each, claimed.stating(f"its {name!r} is judged as factors of the weights of each head")
     return call, check
 
@@ -47,8 +52,11 @@ def _with(call: ModuleCall, name: str, axes: bool) -> ModuleCall:
     )
 
 
-def _multiplies(check: ClaimCheck, without: ModuleCall) -> bool:
-    """Whether factors of 1 change nothing, others do, and their mean gives the mean of what each of them gives."""
+def _multiplies(check: ClaimCheck, without: ModuleCall, promised: bool) -> bool:
+    """Whether factors of 1 change nothing, others do, and their mean gives the mean of what each of them gives.
+
+    What is `promised` to be so need not be seen to be so in the last respect.
+    """
     fitted = fit(GATED, check.claims)
     if isinstance(fitted, Unsupported):
         return False
@@ -61,7 +69,7 @@ def _multiplies(check: ClaimCheck, without: ModuleCall) -> bool:
     first, second, both = gated
     if first is None or second is None or both is None or near(first, plain):
         return False
-    return near(both, (first + second) / 2)
+    return promised or near(both, (first + second) / 2)
 
 
 def _answer(check: ClaimCheck, problem: Problem, gates: Floats) -> Floats | None:

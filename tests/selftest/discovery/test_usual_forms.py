@@ -247,6 +247,8 @@ class f(nn.Module):
         ("layer_head_mask", "layer_head_mask.view(self.h)[:, None, None]", True, False),
         ("head_mask", "head_mask.flip(1)", True, True),
         ("head_mask", "(head_mask > 0)", False, False),
+        ("head_mask", "(head_mask - 1).exp()", True, True),
+        ("heads_mask", "(heads_mask - 1).exp()", False, False),
     ],
 )
 def test_factors_of_heads_are_judged(make: Make, name: str, factors: str, judged: bool, wrong: bool) -> None:
