@@ -117,7 +117,7 @@ CASE_OPTIONS = (
         Feature.SINKS,
         "sinks",
         Extension(sinks=True),
-        {"sinks": ("sink",)},
+        {"sinks": ("sink", "learnable_sink", "attn_sink", "attn_sinks", "sink_logits", "s_aux")},
         draw=lambda rng, heads, _: 1.5 * rng.standard_normal(heads),
         unfelt=-np.inf,
     ),

@@ -206,7 +206,7 @@ def _sees_all_again(check: ClaimCheck, fitted: Case) -> bool:
 def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | None:
     problem = build(fitted, check.dtype).forward_only()
     row = _row(check, problem, fitted, number)
-    if row is None:
+    if row is None or not row.any():
         return None
     if np.isnan(row).all():
         return EmptyRow.NAN

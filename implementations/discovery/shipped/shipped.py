@@ -27,6 +27,8 @@ RETURNING = ("return_softmax_lse", "return_attn_probs", "return_lse", "return_re
 """Flags by which functions return their log-sum-exps."""
 APPENDED = frozenset({"k", "v"})
 """The parameters for new keys and values, which a function writes behind those of its cache."""
+UNFED = frozenset({"block_table", "rotary_cos"})
+"""What a sequence that is fed through a cache does not have."""
 SQUARE = (2, 16, 16, 16)
 """A shape in which the axes of heads and of tokens have one extent, so that either order is taken."""
 
@@ -39,16 +41,20 @@ class Shipped:
         function: as it is shipped.
         names: of its parameters.
         own: its own names for the suite's options, as far as it has them.
+        needs: those of these options that every call has to have, whatever their defaults are.
+        always: what every call is given, by its own names: what it refuses otherwise.
     """
 
     function: Callable[..., Any]
     names: frozenset[str]
     own: Mapping[str, str]
+    needs: frozenset[str] = frozenset()
+    always: Mapping[str, object] = field(default_factory=dict)
 
     def keywords(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The given options under its own names, and what switches a causal flag off that is on by default."""
         given = {self.own[name]: value for name, value in options.items() if name in self.own}
-        return {**self._switched_off, **given}
+        return {**self._switched_off, **given, **self.always}
 
     @cached_property
     def _switched_off(self) -> dict[str, Any]:
@@ -82,6 +88,7 @@ class Interface:
         spellings: names that functions have for more of the suite's options, the first that one has is its own.
         seen_fit: the fit of a function, by calls, and what they show; in place of `fit`.
         ways: other calls that have to give the same answer, and the parameters that they need, by what they are.
+        needed: what every call of a function has to have, by calls; None: nothing that has a default.
         start: what feeds a sequence through its cache piece by piece, see `Cached`; None where it has none.
     """
 
@@ -99,6 +106,7 @@ class Interface:
     spellings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     seen_fit: Callable[[Shipped], tuple[Fit, str]] | None = None
     ways: Mapping[str, tuple[frozenset[str], Call]] = field(default_factory=dict)
+    needed: Callable[[Shipped], frozenset[str]] | None = None
     start: Callable[[Shipped], Callable[[Any], Any]] | None = None
     fewer: frozenset[str] = frozenset()
 
@@ -183,6 +191,24 @@ class ShippedCall:
         return [note for note in (called, self.fitting[1]) if note]
 
 
+def _always_causal(interface: Interface, shipped: Shipped) -> Shipped:
+    """The function with its causal flag set in every call, where a statement of its own refuses the others."""
+    flag = shipped.own.get("is_causal")
+    if torch is None or flag is None or flag not in shipped.names:
+        return shipped
+    own = {option: name for option, name in shipped.own.items() if name != flag}
+    causal = replace(shipped, own=own, always={flag: True})
+    query = torch.ones(SQUARE)
+    for dtype in (torch.float32, torch.bfloat16):
+        given = [query.to(dtype)] * 3
+        usual, other = (safe_call(partial(interface.call, each, *given, {})) for each in (shipped, causal))
+        if not usual.error or not usual.refused:
+            return shipped
+        if not other.error:
+            return causal
+    return shipped
+
+
 def of_heads(names: Set[str]) -> dict[str, str]:
     """Those of these parameters that take arrays of each head, such as sinks, by the suite's names of such options."""
     arrays = [keyword for option in CASE_OPTIONS if option.draw for keyword in option.keywords.items()]
@@ -200,7 +226,9 @@ def as_shipped(function: Callable[..., Any], interfaces: Iterable[Interface]) ->
         if interface.recognizes(function, names) and (interface.suits is None or interface.suits(function)):
             if interface.either_order and _heads_first(function):
                 return None
-            return ShippedCall(interface, Shipped(function, names, interface.own(names)))
+            shipped = Shipped(function, names, interface.own(names))
+            needs = interface.needed(shipped) if interface.needed else shipped.needs
+            return ShippedCall(interface, _always_causal(interface, replace(shipped, needs=needs)))
     return None
 
 
@@ -235,7 +263,12 @@ class WithCache:
 def with_cache(made: Implementation, call: ShippedCall) -> Implementation:
     """The implementation with the claims of its interface's cache, if there is one."""
     start = call.interface.start
-    if start is None or not call.shipped.names >= APPENDED or Feature.CAUSAL not in made.claims:
+    if (
+        start is None
+        or UNFED & call.shipped.needs
+        or not call.shipped.names >= APPENDED
+        or Feature.CAUSAL not in made.claims
+    ):
         return made
     from attention_conformance.implementations.adapters.cached import cached
 

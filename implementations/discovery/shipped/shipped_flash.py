@@ -22,10 +22,12 @@ from attention_conformance.implementations.discovery.shipped.shipped import (
 )
 from attention_conformance.implementations.discovery.shipped.shipped_kvcache import (
     DOCUMENTS,
+    NEW,
     WAYS,
     cached,
     feeding,
     keywords_of,
+    needed_of_cache,
     of_new_keys,
 )
 from attention_conformance.implementations.discovery.shipped.shipped_quantised import LACKS, taken_codes
@@ -157,7 +159,7 @@ def taken_pages(shipped: Shipped) -> tuple[Fit, str]:
 def taken_cache(shipped: Shipped) -> tuple[Fit, str]:
     """The same; what is rotated are new keys."""
     fit, note = taken_pages(shipped)
-    return of_new_keys(fit), note
+    return of_new_keys(fit, always=NEW in shipped.needs), note
 
 
 def _answers_in(shipped: Shipped, size: int) -> bool:
@@ -228,7 +230,9 @@ FLASH = (
         offers=OFFERS,
         lacks=frozenset({Feature.GRADIENTS, Feature.MASK_GRADIENT}),  # its documentation has no backward pass
         spellings=TABLES,
+        fewer=frozenset({"q", "k_cache", "v_cache", "cache_seqlens"}),
         seen_fit=taken_cache,
+        needed=needed_of_cache,
         start=feeding,
         ways=WAYS,
     ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from attention_conformance.implementations.adapters.paging import in_pages, in_r
 from attention_conformance.implementations.adapters.quantising import OPTIONS as OPTIONS_OF_CODES
 from attention_conformance.implementations.adapters.quantising import as_codes, scales_of_heads
 from attention_conformance.implementations.api.contract import Fit, Unsupported
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.shipped.shipped import (
     Shipped,
     called_tokens_first,
@@ -21,12 +24,17 @@ from attention_conformance.implementations.discovery.shipped.shipped import (
     joined,
     tokens_first,
 )
+from attention_conformance.implementations.discovery.signatures import required
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import RotaryTables
 from attention_conformance.spec.masks import real_keys
 
 DOCUMENTS = {"cu_seqlens_q": "cu_seqlens_q", "cu_seqlens_k": "cu_seqlens_k"}
 """The names of options that say where documents end."""
+NEW = "k"
+"""The parameter for new keys."""
+PAGE = 4
+"""Tokens of a page, where each call has to have pages."""
 ROOM = 8
 """Positions that a cache begins with where it grows; they are doubled when they are full."""
 
@@ -45,13 +53,45 @@ def cached(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options:
 
     A cache may hold codes, with a scale for each key head of each sample. Rotations are those of new keys.
     """
-    if "rotary_cos" in options:
+    if "rotary_cos" in options or NEW in shipped.needs:
         return with_new_keys(shipped, query, key, value, options)
     return _cached(shipped, query, key, value, options)
 
 
+def needed_of_cache(shipped: Shipped) -> frozenset[str]:
+    """What each call has to have: new keys without a default, and the lengths and pages with which it first answers."""
+    new = frozenset({NEW, "rotary_cos"} & _required(shipped))
+    placed = ("valid_lens", "block_table")
+    attempts = [new | {*placed[:count]} for count in range(len(placed) + 1)]
+    possible = [each for each in attempts if each - {NEW} <= shipped.own.keys()]
+    return next((each for each in possible if _answers(replace(shipped, needs=each))), new)
+
+
+def _answers(shipped: Shipped) -> bool:
+    """Whether a small call gives an output of the right shape."""
+    query, key = (torch.ones(2, 2, length, 64) for length in (2, PAGE + 2))
+    for dtype in (torch.float32, torch.bfloat16):
+        given = query.to(dtype), key.to(dtype), key.to(dtype)
+        answer = safe_call(partial(cached, shipped, *given, {})).value
+        if getattr(first(answer)[0], "shape", ()) == query.shape:
+            return True
+    return False
+
+
+def _completed(shipped: Shipped, key: Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    """The options, with lengths and pages of their own where every call has to have some."""
+    batch, length = len(key), key.shape[2]
+    found = {"valid_lens": torch.full((batch,), length, dtype=torch.int32, device=key.device)}
+    pages = -(-length // PAGE)
+    if "cache_batch_idx" not in options:
+        found |= {"block_table": torch.arange(batch * pages, device=key.device).view(batch, pages).flip(1)}
+    needed = {name: each for name, each in found.items() if name in shipped.needs and name not in options}
+    return {**({"page_size": PAGE} if "block_table" in needed else {}), **needed, **options}
+
+
 def _cached(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], **more: Any) -> Any:
     """The same with more arguments by its own names."""
+    options = _completed(shipped, key, options)
     kind, placing = options.get("codes"), OPTIONS_OF_PAGES | OPTIONS_OF_CODES
     keywords = keywords_of(shipped, {name: given for name, given in options.items() if name not in placing})
     if kind is not None:
@@ -86,12 +126,21 @@ def with_new_keys(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, o
         places = (held[:, None] + rows[:new])[:, None, :, None].expand(-1, each.shape[1], -1, each.shape[-1])
         more[name] = tokens_first(each.gather(2, places))
     others = {name: option for name, option in options.items() if not name.startswith("rotary_")}
-    if "rotary_cos" in options:
-        tables = [options[name].to(key.dtype) for name in ("rotary_cos", "rotary_sin")]
+    if "rotary_cos" in options or "rotary_cos" in shipped.needs:
+        still = key.new_ones(key.shape[2] + 1, key.shape[-1] // 2)
+        usual = {"rotary_cos": still, "rotary_sin": still - 1.0}
+        tables = [options.get(name, each).to(key.dtype) for name, each in usual.items()]
         key = _rotated(key, *tables)
-        more |= {"rotary_cos": tables[0], "rotary_sin": tables[1], "rotary_interleaved": False}
+        more |= {"rotary_cos": tables[0], "rotary_sin": tables[1]}
+        more |= {"rotary_interleaved": False} if "rotary_interleaved" in shipped.names else {}
     keys, values = (torch.where(fresh[:, None, :, None], -each.flip(2), each) for each in (key, value))
     return _cached(shipped, query, keys, values, others | {"valid_lens": held}, **more)
+
+
+def _required(shipped: Shipped) -> set[str]:
+    """Its parameters without a default."""
+    parameters = safe_call(lambda: inspect.signature(shipped.function).parameters).value or {}
+    return {name for name, each in parameters.items() if required(each)}
 
 
 def new_keys_in_rows(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
@@ -145,17 +194,19 @@ WAYS = {
 """Other calls to the same answer, and the parameters that they need."""
 
 
-def of_new_keys(fit: Fit) -> Fit:
-    """The fit where what is rotated are new keys and the queries that stand there."""
+def of_new_keys(fit: Fit, always: bool = False) -> Fit:
+    """The fit where what is rotated, or all that is asked, are new keys and the queries that stand there."""
 
     def fitted(case: Case) -> Case | Unsupported:
         taken = fit(case)
-        if isinstance(taken, Unsupported) or taken.extension.rotary_tables is RotaryTables.NONE:
+        if isinstance(taken, Unsupported) or not (always or taken.extension.rotary_tables is not RotaryTables.NONE):
             return taken
         shortest = int(real_keys(taken).sum(-1).min(initial=taken.sizes.key_length))
         if not shortest:
             return Unsupported("rotates new keys, and a sample has none")
-        return replace(taken, causal=True).sized(query_length=min(taken.sizes.query_length, shortest))
+        rotated = taken.extension.rotary_tables is not RotaryTables.NONE
+        causal = taken.causal or rotated
+        return replace(taken, causal=causal).sized(query_length=min(taken.sizes.query_length, shortest))
 
     return fitted
 
