@@ -96,7 +96,7 @@ from attention_conformance.implementations.discovery.signatures import (
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION, is_open_mask
-from attention_conformance.spec.conventions import CausalWithMask, Conventions
+from attention_conformance.spec.conventions import CausalWithMask, Conventions, EmptyRow
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import NO_PREMISES, Premises
@@ -265,6 +265,8 @@ def _usual_candidate(
         check = empty_rows_as_seen(check, masked)
     elif not given:  # no name promises what a row without keys gets: the formula itself gives NaN
         check = empty_rows_of_each_kind(check)
+        if check.claims.conventions.empty_row_padding is EmptyRow.ZEROS:  # nothing else was seen that is known
+            check = empty_rows_as_seen(check, EMPTY)
     check = without_refused_lengths(check) if given else empty_lengths_as_seen(check)
     check = nan_of_length_0_as_seen(check) if interface and not any("row" in key for key in settings) else check
     check, always = with_premises(check, premises)

@@ -87,3 +87,107 @@ def test_the_bias_v_of_relative_positions_is_none_of_values(
     assert_conforms(right)
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(wrong)
+
+
+DOCUMENTED = '''
+def f(q, k, v, mask=None, chunk=8):
+    """Attention.
+
+    Args:
+        mask: booleans, False where a key is hidden{of_mask}
+        chunk: an int
+    """
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    return (s if mask is None else torch.where(mask, s, torch.full_like(s, -torch.inf))).softmax(-1) @ v
+'''
+
+
+@pytest.mark.parametrize(("of_mask", "wrong"), [("", False), (", or ints 0 and 1", True)])
+def test_what_is_documented_of_another_parameter_is_said_of_no_mask(make: Make, of_mask: str, wrong: bool) -> None:
+    made = make(DOCUMENTED.format(of_mask=of_mask))
+    assert Feature.BOOL_MASK in made.claims
+    assert failing(made, "relations.alternatives") == ({"relations.alternatives"} if wrong else set())
+
+
+PADDED = """
+def f(q, k, v, key_padding_mask=None):
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    if key_padding_mask is not None:
+        s = s + torch.zeros(s.shape[0], 1, 1, s.shape[-1]).to(s).masked_fill(~key_padding_mask{shown}, -1e4)
+    return s.softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "wrong"), [("[:, None, None]", set()), ("[:, None, None].roll(1, -1)", {"masks.key-padding"})]
+)
+def test_padding_that_is_added_leaves_a_sample_without_keys_as_it_is(make: Make, shown: str, wrong: set[str]) -> None:
+    made = make(PADDED.format(shown=shown))
+    assert Feature.KEY_PADDING in made.claims
+    assert "a row without keys gets what it gets without the mask" in made.stated
+    assert failing(made, "masks.empty-row-padding", "masks.key-padding") == wrong
+
+
+DIVIDED = '''
+def f(q, k, v, {name}=None, mask=None, is_causal=None):
+    """Attention.
+
+    Args:
+        {name}: a number for scores{default}
+    """
+    if mask is not None and is_causal is not None:
+        raise ValueError("a mask or a flag")
+    {name} = {name} if {name} else q.shape[-1] ** 0.5
+    s = {scores}
+    if is_causal:
+        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    return (s if mask is None else s.masked_fill(~mask, -torch.inf)).softmax(-1) @ v
+'''
+QUOTIENT = "q @ k.mT / {name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "wrong"),
+    [
+        ("scale", " (default: d_k ** 0.5)", False),
+        ("scale_factor", "; sqrt(d_k) by default", False),
+        ("scale", "", True),
+        ("scale", " (default: 1 / sqrt(d_k))", True),
+    ],
+)
+def test_a_scale_that_is_documented_as_a_root_may_divide(make: Make, name: str, default: str, wrong: bool) -> None:
+    made = make(DIVIDED.format(name=name, default=default, scores=QUOTIENT.format(name=name)))
+    assert Feature.SCALE in made.claims
+    assert (f"its {name!r} divides scores" in made.about) is not wrong
+    assert ("scores.scale-explicit" in failing(made, "scores.scale-explicit")) is wrong
+    assert wrong or not failing(made, "relations.alternatives")
+
+
+def test_what_is_documented_as_a_root_has_to_divide_all_scores(make: Make) -> None:
+    scores = "torch.cat([q[..., :1, :] @ k.mT / scale, q[..., 1:, :] @ k.mT], -2)"
+    assert failing(make(DIVIDED.format(name="scale", default=" (sqrt(d_k))", scores=scores)), "scores.dot-product")
+
+
+IN_WINDOW = '''
+def f(Q, K, V, window_size):
+    """Each query sees so many keys on each side.
+
+    Q: queries of shape (seq_len, d_k)
+    K: keys of shape (seq_len, d_k)
+    """
+    out = np.zeros((len(Q), V.shape[1]), V.dtype)
+    for i in range(len(Q)):
+        near = slice(max(0, i - window_size), min(len(Q), i + window_size + 1))
+        s = Q[i] @ K[near].T / Q.shape[1] ** {power}
+        e = np.exp(s - s.max())
+        out[i] = e / e.sum() @ V[near]
+    return out
+'''
+
+
+@pytest.mark.parametrize(("power", "wrong"), [("0.5", False), ("1.0", True)])
+def test_a_window_that_a_function_of_one_head_needs_is_judged(make: Make, power: str, wrong: bool) -> None:
+    made = make(IN_WINDOW.format(power=power))
+    assert Feature.WINDOW in made.claims
+    assert Feature.CROSS not in made.claims
+    assert ("window.extent" in failing(made, "scores.dot-product", "window.*")) is wrong
