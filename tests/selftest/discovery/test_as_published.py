@@ -191,3 +191,58 @@ def test_a_window_that_a_function_of_one_head_needs_is_judged(make: Make, power:
     assert Feature.WINDOW in made.claims
     assert Feature.CROSS not in made.claims
     assert ("window.extent" in failing(made, "scores.dot-product", "window.*")) is wrong
+
+
+SETTINGS = """
+class f(nn.Module):
+    def __init__(self, __C):
+        super().__init__()
+        self.__C = __C
+        self.linear_v, self.linear_k, self.linear_q, self.linear_merge = (
+            nn.Linear(__C.HIDDEN_SIZE, __C.HIDDEN_SIZE) for _ in range(4)
+        )
+        self.dropout = nn.Dropout(__C.DROPOUT_R)
+    def forward(self, v, k, q, mask):
+        q, k, v = (
+            each.unflatten(-1, (self.__C.MULTI_HEAD, self.__C.HIDDEN_SIZE_HEAD)).transpose(1, 2)
+            for each in (self.linear_q(q), self.linear_k(k), self.linear_v(v))
+        )
+        s = q @ k.mT / {width} ** 0.5
+        p = self.dropout((s if mask is None else s.masked_fill(mask, -1e9)).softmax(-1))
+        return self.linear_merge((p @ v).transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("width", "wrong"), [("self.__C.HIDDEN_SIZE_HEAD", False), ("self.__C.HIDDEN_SIZE", True)])
+def test_settings_whose_name_python_changes_are_given(make: Make, width: str, wrong: bool) -> None:
+    made = make(SETTINGS.format(width=width))
+    assert failing(made, "scores.dot-product") == ({"scores.dot-product"} if wrong else set())
+
+
+WIDE_HEADS = """
+class f(nn.Module):
+    def __init__(self, in_d, n_heads):
+        super().__init__()
+        self.n_heads = n_heads
+        self.q_linear, self.k_linear, self.v_linear = (nn.Linear(in_d, n_heads * in_d) for _ in range(3))
+        self.out_layer, self.normalize = nn.Linear(n_heads * in_d, in_d), nn.LayerNorm(in_d)
+    def forward(self, q, k, v, mask=None):
+        q, k, v = (split(x, self.n_heads) for x in (self.q_linear(q), self.k_linear(k), self.v_linear(v)))
+        s = q @ k.mT / k.shape[-1] ** 0.5
+        p = {weights}
+        return self.normalize(self.out_layer((p @ v).transpose(1, 2).flatten(2)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("weights", "wrong"),
+    [
+        ("(s if mask is None else s.masked_fill(~mask, -torch.inf)).softmax(-1)", False),
+        ("s.softmax(-1) if mask is None else s.softmax(-1).masked_fill(~mask, -torch.inf)", True),
+    ],
+)
+def test_heads_as_wide_as_the_inputs_are_judged_one_alone(make: Make, weights: str, wrong: bool) -> None:
+    made = make(WIDE_HEADS.format(weights=weights))
+    assert made.findings.keys() == {"n_heads"}
+    assert Feature.BOOL_MASK in made.claims
+    assert ("masks.bool" in failing(made, "masks.bool", "scores.dot-product")) is wrong
