@@ -34,6 +34,7 @@ from attention_conformance.implementations.discovery.extras import (
     ignored_parts,
     returns_scores,
 )
+from attention_conformance.implementations.discovery.functions.block_sizes import in_small_blocks
 from attention_conformance.implementations.discovery.functions.dropout_forms import with_dropout_form
 from attention_conformance.implementations.discovery.functions.function_calls import (
     JAX,
@@ -329,6 +330,8 @@ def _implementation(
     own = check.function.options.spelled.get("bool_mask") or check.function.options.spelled.get("key_padding_mask", "")
     if own and not check.function.true_as and states_integers(getattr(whole, "function", whole), own):
         alternatives["with its masks as integers"] = make(Chosen(replace(check.function, integers=True), positions))
+    in_blocks = {} if as_shipped(whole, interfaces()) else in_small_blocks(check, whole)
+    alternatives |= {way: make(Chosen(other, positions)) for way, other in in_blocks.items()}
     shipped, wrapped = (whole.function, Compiled) if isinstance(whole, Compiled) else (whole, lambda each: each)
     if isinstance(shipped, ShippedCall) and shipped.flag and extras:
         alone = replace(check.function, function=wrapped(shipped.without_log_sum_exp()))

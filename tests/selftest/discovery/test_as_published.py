@@ -246,3 +246,45 @@ def test_heads_as_wide_as_the_inputs_are_judged_one_alone(make: Make, weights: s
     assert made.findings.keys() == {"n_heads"}
     assert Feature.BOOL_MASK in made.claims
     assert ("masks.bool" in failing(made, "masks.bool", "scores.dot-product")) is wrong
+
+
+IN_BLOCKS = """
+def f(query, key, value, query_chunk_size={size}, key_chunk_size={size}):
+    queries, keys = query.shape[2] // query_chunk_size, key.shape[2] // key_chunk_size
+    blocks = query.reshape(*query.shape[:2], queries, query_chunk_size, -1)
+    s = blocks @ key.reshape(*key.shape[:2], 1, keys * key_chunk_size, -1).mT / query.shape[-1] ** {power}
+    return (s.softmax(-1) @ value[:, :, None]).flatten(2, 3)
+"""
+
+
+@pytest.mark.parametrize(("power", "wrong"), [("0.5", False), ("1.0", True)])
+def test_smaller_blocks_are_given_where_usual_lengths_are_refused(make: Make, power: str, wrong: bool) -> None:
+    made = make(IN_BLOCKS.format(size=2048, power=power))
+    assert "given blocks of at most 4 tokens in 'query_chunk_size', 'key_chunk_size'" in made.about
+    assert failing(made, "scores.dot-product") == ({"scores.dot-product"} if wrong else set())
+
+
+OTHER_BLOCKS = """
+def f(query, key, value, q_block_size=512, k_block_size=512):
+    found = []
+    for at in range(0, query.shape[2], q_block_size):
+        s = query[:, :, at : at + q_block_size] @ key.mT / query.shape[-1] ** 0.5
+        top, total, out = -torch.inf, 0.0, 0.0
+        for begin in range(0, key.shape[2]{rest}, k_block_size):
+            part = s[..., begin : begin + k_block_size]
+            most = torch.maximum(torch.as_tensor(top), part.amax(-1, keepdim=True))
+            e, less = (part - most).exp(), (torch.as_tensor(top) - most).exp()
+            total = total * less + e.sum(-1, keepdim=True)
+            top, out = most, out * less + e @ value[:, :, begin : begin + k_block_size]
+        found.append(out / total)
+    return torch.cat(found, 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "wrong"), [("", False), (" - key.shape[2] % k_block_size * (k_block_size < 8)", True)]
+)
+def test_sizes_of_blocks_change_no_answer(make: Make, rest: str, wrong: bool) -> None:
+    made = make(OTHER_BLOCKS.format(rest=rest))
+    assert "with q_block_size=3, k_block_size=3" in made.alternatives
+    assert failing(made, "relations.alternatives") == ({"relations.alternatives"} if wrong else set())
