@@ -14,8 +14,8 @@ from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import START, Make, assert_conforms, write
 
 
-def failing(made: Implementation, *clauses: str) -> set[str]:
-    found = run(made, clauses, ("float32",))
+def failing(made: Implementation, *clauses: str, dtype: str = "float32") -> set[str]:
+    found = run(made, clauses, (dtype,))
     assert any(each.checks for each in found)
     return {each.clause for each in found if each.status is Status.FAIL}
 
@@ -288,3 +288,48 @@ def test_sizes_of_blocks_change_no_answer(make: Make, rest: str, wrong: bool) ->
     made = make(OTHER_BLOCKS.format(rest=rest))
     assert "with q_block_size=3, k_block_size=3" in made.alternatives
     assert failing(made, "relations.alternatives") == ({"relations.alternatives"} if wrong else set())
+
+
+OF_NUMPY = """
+class Dense:
+    def __init__(self, inputs, units):
+        self.w, self.b = np.random.randn(inputs, units), np.zeros(units)
+        self.v, self.m, self.v_hat, self.m_hat = (np.zeros_like(self.w) for _ in range(4))
+        self.vb, self.mb, self.vb_hat, self.mb_hat = (np.zeros_like(self.b) for _ in range(4))
+    def forward(self, x):
+        return x @ self.w + self.b
+    def backward(self, error):
+        return error @ self.w.T
+
+class f:
+    def __init__(self, d_model=512, heads_num=8, dropout=0.1):
+        self.h, self.rate = heads_num, dropout
+        self.Q_linear, self.K_linear, self.V_linear, self.O_linear = (Dense(d_model, d_model) for _ in range(4))
+    def split(self, x):
+        return x.reshape(len(x), -1, self.h, x.shape[-1] // self.h).transpose(0, 2, 1, 3)
+    def join(self, x):
+        return x.transpose(0, 2, 1, 3).reshape(len(x), x.shape[2], -1)
+    def forward(self, query, key, value, mask, training=True):
+        layers = (self.Q_linear, query), (self.K_linear, key), (self.V_linear, value)
+        self.q, self.k, self.v = (self.split(layer.forward(x)) for layer, x in layers)
+        s = self.q @ self.k.swapaxes(-1, -2) / self.q.shape[-1] ** 0.5
+        s = np.where(np.asarray(mask)[:, None] == 0, -np.inf, s)
+        e = np.exp(s - s.max(-1, keepdims=True))
+        self.p = e / e.sum(-1, keepdims=True)
+        if training:
+            raise RuntimeError("it draws numbers")
+        return self.O_linear.forward(self.join(self.p @ self.v))
+    def backward(self, error):
+        error = self.split(self.O_linear.backward(error))
+        v, p = self.p.swapaxes(-1, -2) @ error, error @ self.v.swapaxes(-1, -2)
+        s = self.p * (p - (p * self.p).sum(-1, keepdims=True)) / self.q.shape[-1] ** 0.5{wrong}
+        layers = (self.Q_linear, s @ self.k), (self.K_linear, s.swapaxes(-1, -2) @ self.q), (self.V_linear, v)
+        return tuple(layer.backward(self.join(x)) for layer, x in layers)
+"""
+
+
+@pytest.mark.parametrize("wrong", ["", " / len(error)"])
+def test_a_class_of_arrays_is_judged_with_its_backward_pass_and_not_in_training(make: Make, wrong: str) -> None:
+    made = make(OF_NUMPY.format(wrong=wrong))
+    assert not made.findings
+    assert failing(made, "modules.as-built", dtype="float64") == ({"modules.as-built"} if wrong else set())
