@@ -174,13 +174,19 @@ def _documents(target: object) -> list[str]:
     return [inspect.getdoc(owner) or "" for owner in owners if owner is not None]
 
 
+HEADING = re.compile(
+    r"(?:keyword )?(?:arg(?:ument)?s?|param(?:eter)?s?|inputs?|outputs?|returns?|shapes?) ?:", re.IGNORECASE
+)
+"""A line above the paragraphs of several parameters."""
+
+
 def _paragraphs(text: str) -> list[str]:
     """Each line with the more indented ones below it."""
     parts: list[str] = []
     indent = 0
     for line in text.splitlines():
         own = len(line) - len(line.lstrip())
-        if parts and line.strip() and own > indent:
+        if parts and line.strip() and own > indent and not HEADING.fullmatch(parts[-1]):
             parts[-1] += f" {line.strip()}"
         else:
             parts.append(line.strip())
@@ -224,6 +230,6 @@ def states_one_length(target: object) -> bool:
 
 def _axes(text: str, names: str) -> set[str]:
     """The axes of the shape that stands behind one of these names, but for those of heads."""
-    found = re.search(rf"\b(?:{names})\b\W{{0,4}}\(([^()]*,[^()]*)\)", text)
+    found = re.search(rf"\b(?i:{names})\b(?:[^()\n]{{0,40}}\bshape)?\W{{0,4}}\(([^()]*,[^()]*)\)", text)
     axes = {axis.strip() for axis in found[1].split(",")} if found else set()
     return {axis for axis in axes if not OF_HEADS.fullmatch(axis)}

@@ -384,7 +384,8 @@ def _misspelled(unknown: set[str], spelled: Mapping[str, str]) -> dict[str, str]
 def _defaults(rest: Iterable[inspect.Parameter], spelled: Mapping[str, str]) -> dict[str, object]:
     known = {*spelled.values(), "dropout_p", "enable_gqa"}
     defaults: dict[str, object] = {p.name: p.default for p in rest if p.name in known and not required(p)}
-    return defaults | {p.name: False for p in rest if p.name in defaults and is_causal_flag(p)}
+    flags = [p.name for p in rest if p.name in defaults and is_causal_flag(p) and p.default is not None]
+    return defaults | dict.fromkeys(flags, False)
 
 
 def _always(rest: Iterable[inspect.Parameter], keywords: set[str], known: Mapping[str, str]) -> dict[str, object]:

@@ -34,6 +34,7 @@ from attention_conformance.implementations.discovery.extras import (
     ignored_parts,
     returns_scores,
 )
+from attention_conformance.implementations.discovery.functions.block_sizes import in_small_blocks
 from attention_conformance.implementations.discovery.functions.dropout_forms import with_dropout_form
 from attention_conformance.implementations.discovery.functions.function_calls import (
     JAX,
@@ -96,7 +97,7 @@ from attention_conformance.implementations.discovery.signatures import (
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION, is_open_mask
-from attention_conformance.spec.conventions import CausalWithMask, Conventions
+from attention_conformance.spec.conventions import CausalWithMask, Conventions, EmptyRow
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import NO_PREMISES, Premises
@@ -265,6 +266,8 @@ def _usual_candidate(
         check = empty_rows_as_seen(check, masked)
     elif not given:  # no name promises what a row without keys gets: the formula itself gives NaN
         check = empty_rows_of_each_kind(check)
+        if check.claims.conventions.empty_row_padding is EmptyRow.ZEROS:  # nothing else was seen that is known
+            check = empty_rows_as_seen(check, EMPTY)
     check = without_refused_lengths(check) if given else empty_lengths_as_seen(check)
     check = nan_of_length_0_as_seen(check) if interface and not any("row" in key for key in settings) else check
     check, always = with_premises(check, premises)
@@ -327,6 +330,8 @@ def _implementation(
     own = check.function.options.spelled.get("bool_mask") or check.function.options.spelled.get("key_padding_mask", "")
     if own and not check.function.true_as and states_integers(getattr(whole, "function", whole), own):
         alternatives["with its masks as integers"] = make(Chosen(replace(check.function, integers=True), positions))
+    in_blocks = {} if as_shipped(whole, interfaces()) else in_small_blocks(check, whole)
+    alternatives |= {way: make(Chosen(other, positions)) for way, other in in_blocks.items()}
     shipped, wrapped = (whole.function, Compiled) if isinstance(whole, Compiled) else (whole, lambda each: each)
     if isinstance(shipped, ShippedCall) and shipped.flag and extras:
         alone = replace(check.function, function=wrapped(shipped.without_log_sum_exp()))

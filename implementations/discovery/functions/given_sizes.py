@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.functions.block_sizes import InBlocks, with_block_sizes
+from attention_conformance.implementations.discovery.functions.dividing_scale import DividingScale, with_dividing_scale
 from attention_conformance.implementations.discovery.functions.needed_slopes import NeededSlopes, with_needed_slopes
 from attention_conformance.implementations.discovery.functions.needed_tables import (
     NeededTables,
@@ -198,7 +200,11 @@ def _given(function: Callable[..., Any], shapes: Shapes, sizes: Mapping[str, Cou
 
 def with_what_is_needed(
     function: Callable[..., Any],
-) -> NeededSlopes | NeededWindow | NeededTables | GivenSizes | None:
-    """The function, given the slopes, window, tables, gradients or sizes that it needs; None where it needs none."""
+) -> NeededSlopes | NeededWindow | NeededTables | GivenSizes | DividingScale | InBlocks | None:
+    """The function, given what it needs, slopes, window, tables, gradients or sizes, smaller blocks, or the
+    inverse of a scale.
+
+    None where it needs nothing of this.
+    """
     needed = with_needed_slopes(function) or with_needed_window(function) or with_needed_tables(function)
-    return needed or with_given_sizes(function)
+    return needed or with_given_sizes(function) or with_dividing_scale(function) or with_block_sizes(function)

@@ -62,7 +62,7 @@ def with_needed_window(function: Callable[..., Any]) -> NeededWindow | None:
 
 def _shown(function: Callable[..., Any], window: str) -> NeededWindow | None:
     """The axis of the tokens is the one along which a window hides something."""
-    for axis, shape in ((-2, (1, 1, TOKENS, 4)), (-3, (1, TOKENS, 1, 4)), (-2, (1, TOKENS, 4))):
+    for axis, shape in ((-2, (1, 1, TOKENS, 4)), (-3, (1, TOKENS, 1, 4)), (-2, (1, TOKENS, 4)), (-2, (TOKENS, 4))):
         for x in of_each_kind(shape):
             narrow, whole, wide = (
                 safe_call(partial(function, x, x, x, **{window: number})).value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import isroutine
 
 from attention_conformance.implementations.discovery.always import changes
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
@@ -19,6 +20,8 @@ def without_other_lengths(check: ClaimCheck, function: Callable[..., object]) ->
 
     Without documentation it is a mistake.
     """
+    while not isroutine(function) and hasattr(function, "function"):
+        function = function.function
     other = Feature.CROSS in check.claims and not check.claims.premises.hides_later
     if not other or not states_one_length(function) or not _sees_all(check, SQUARE) or _sees_all(check, MORE_KEYS):
         return check, []

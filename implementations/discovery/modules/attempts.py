@@ -25,7 +25,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     size_of,
     texts_compared,
 )
-from attention_conformance.implementations.discovery.modules.constructors import Constructor, constructor
+from attention_conformance.implementations.discovery.modules.constructors import Constructor, built, constructor
 from attention_conformance.implementations.discovery.modules.file_sizes import sizes_in_file
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.parameters import LAYERS
@@ -76,6 +76,29 @@ def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
         yield from (each for each in islice(_tried(kind), MOST) if first is None or each.sizes != first.sizes)
     if refused is not None:
         raise refused
+
+
+def with_one_wide_head(kind: type[nn.Module]) -> Iterator[Constructor]:
+    """The class built with one head alone, if each of its heads is as wide as its inputs: more are wider than these."""
+    make = safe_call(lambda: constructor(kind)).value
+    if make is None or make.settings:
+        return
+    usual = ("embed_dim", "num_heads") if make.named else [*of_constructor(kind).parameters][:2]
+    counted = dict(make.sizes) or dict(zip(usual, (Size.WIDTH, Size.HEADS), strict=False))
+    heads = [name for name, size in counted.items() if size is Size.HEADS]
+    if len(heads) != 1:
+        return
+    rest = {name: size for name, size in counted.items() if size is not Size.HEADS}
+    alone = replace(make, named=False, sizes=rest, options={**make.options, heads[0]: 1})
+    numbers = [_numbers(each) for each in (alone, make)]
+    if None not in numbers and numbers[0] < numbers[1]:  # type: ignore[operator]
+        yield alone
+
+
+def _numbers(make: Constructor) -> int | None:
+    """In its parameters; None where it cannot be built."""
+    module = safe_call(lambda: built(make)).value
+    return None if module is None else sum(each.numel() for each in module.parameters())
 
 
 def _modes(kind: type[nn.Module]) -> list[str]:

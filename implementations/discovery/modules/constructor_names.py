@@ -241,8 +241,16 @@ class Settings:
 
 def setting_size(name: str) -> Size | None:
     """As `size_of`; an object of settings may have the letters of equations, and name a part of a model first."""
-    letter = {"D": Size.WIDTH, "d": Size.WIDTH, "E": Size.WIDTH, "C": Size.WIDTH}.get(name)
-    return size_of(name) or letter or size_of(of_part(name))
+    own = OF_SETTINGS_ALONE.get(name) or OF_SETTINGS_ALONE.get(name.lower())
+    return size_of(name) or own or size_of(of_part(name))
+
+
+OF_SETTINGS_ALONE = {
+    **dict.fromkeys("DdEC", Size.WIDTH),
+    "multi_head": Size.HEADS,
+    **dict.fromkeys(("hidden_size_head", "hidden_size_per_head"), Size.HEAD_WIDTH),
+}
+"""Names that state a size in an object of settings, and elsewhere need not."""
 
 
 def of_part(name: str) -> str:
@@ -286,6 +294,8 @@ def texts_compared(kind: Any, name: str) -> list[str]:
 
 OF_SETTINGS = {"config", "cfg", "conf", "args", "configuration", "params", "hparams", "settings", "opt", "options"}
 """Words in the names of objects of settings."""
+MANGLED = re.compile(r"_\w*?[a-zA-Z]\w*?(?=__[cC]\w*$)")
+"""What Python puts before the name of a parameter such as `__C`, which some give settings."""
 
 
 def settings_parameter(signature: inspect.Signature) -> str:
@@ -297,7 +307,7 @@ def settings_parameter(signature: inspect.Signature) -> str:
     ]
     if not needed and not {Size.WIDTH, Size.HEADS} & {size_of(name) for name in signature.parameters}:
         needed = [p.name for p in signature.parameters.values() if p.default is None]
-    named = [name for name in needed if OF_SETTINGS & set(name.lower().split("_"))]
+    named = [name for name in needed if OF_SETTINGS & set(name.lower().split("_")) or MANGLED.match(name)]
     return named[0] if len(named) == 1 else ""
 
 
@@ -351,7 +361,7 @@ def options_of_settings(kind: Any, name: str, lenient: bool) -> list[inspect.Par
 def settings_read(kind: Any, name: str) -> dict[str, object]:
     """The settings that the code of a class reads, and what it takes for one that is missing, where that is written."""
     text = safe_call(lambda: inspect.getsource(kind)).value or ""
-    settings = rf"\b(?:{re.escape(name)}|config|cfg)"
+    settings = rf"\b(?:{re.escape(MANGLED.sub('', name))}|config|cfg)"
     found = re.findall(rf"{settings}(?:\.|\[[\"'])(\w+)\b(?!\()", text)
     either = rf"(?:getattr\(\s*(?:self\.)?{settings}\s*,|{settings}\.get\()\s*[\"'](\w+)[\"']\s*,\s*([^()]*?)\s*\)"
     missing = {each: safe_call(partial(literal_eval, value)) for each, value in re.findall(either, text)}

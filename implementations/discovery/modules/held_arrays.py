@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, cast
 
@@ -39,6 +39,8 @@ METHODS = (
     "compute_attention",
 )
 """The methods that may be the call of a class, the likelier first."""
+TRAINING = ("train", "training", "is_training", "is_train")
+"""Names of flags of training, in which numbers are drawn though nothing is dropped."""
 DEEPEST = 4
 """Attributes of attributes that are searched for arrays."""
 SIZES = ("embed_dim", "num_heads")
@@ -83,7 +85,7 @@ def plain_class(kind: type) -> type[nn.Module] | None:
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             for path, (owner, at) in places.items():
                 owner[at] = arrays[path]
-            return getattr(made, name)(*inputs, **options)
+            return getattr(made, name)(*inputs, **{**evaluating, **options})
 
         empty = getattr(made, emptying) if emptying else lambda: None
         framework = framework_of(next(iter(kept.values())))
@@ -91,7 +93,8 @@ def plain_class(kind: type) -> type[nn.Module] | None:
         return Held(kept, answer, framework, empty=empty, backward=backward)
 
     method = inspect.signature(getattr(kind, name))
-    called = method.replace(parameters=list(method.parameters.values())[1:])
+    evaluating = {p.name: False for p in method.parameters.values() if p.name in TRAINING and p.default is True}
+    called = method.replace(parameters=[p for p in [*method.parameters.values()][1:] if p.name not in evaluating])
     mirror = cast("type[nn.Module]", mirror_class(kind, made, _signature(shown), called, emptying))
     return mirror if _can_be_built(mirror, shown) else None
 
@@ -159,8 +162,15 @@ def _weights(places: Mapping[str, Owner]) -> dict[str, Owner]:
     """The arrays without gradients and sums of optimizers: their names are those of matrices that begin as zeros."""
     empty = {path for path, (owner, at) in places.items() if owner[at].ndim > 1 and not owner[at].any()}
     names = {path.rpartition(".")[2] for path in empty}
+    vectors = {path.rpartition(".")[2] for path, (owner, at) in places.items() if not owner[at].any()}
+    names |= {name for name in vectors if _is_of_bias(name, names)}
     kept = {path: place for path, place in places.items() if path.rpartition(".")[2] not in names}
     return {path.removesuffix(".data"): place for path, place in kept.items()} if kept else dict(places)
+
+
+def _is_of_bias(name: str, sums: Set[str]) -> bool:
+    """Whether it is named as the sum for a bias next to one of these for a matrix: `vb_hat` next to `v_hat`."""
+    return any(name[:at] + name[at + 1 :] in sums for at, letter in enumerate(name) if letter == "b")
 
 
 def is_weight(each: Any) -> bool:

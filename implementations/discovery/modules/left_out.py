@@ -9,6 +9,7 @@ import torch
 from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.contract import Claims
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.modules.constructor_names import Size, size_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.neutrals import ADDITIVE, ROTATIONS, is_input, words_of
@@ -68,7 +69,13 @@ def inputs_left_out(make: Constructor, call: ModuleCall) -> dict[str, str]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         names = [name for name in never_given(make.kind, call) if is_input(name) and _changes(name, make, call)]
-    return dict.fromkeys(names, "not judged: another input that changes the answer")
+    inputs = dict.fromkeys(names, "not judged: another input that changes the answer")
+    return inputs | dict.fromkeys(_held_heads(make), "not judged with several heads: each is as wide as the inputs")
+
+
+def _held_heads(make: Constructor) -> list[str]:
+    """Its parameter of heads, where it is always built with one."""
+    return [name for name, given in make.options.items() if given == 1 and size_of(name) is Size.HEADS]
 
 
 def _changes(name: str, make: Constructor, call: ModuleCall) -> bool:

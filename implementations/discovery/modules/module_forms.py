@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.modules.attempts import attempts
+from attention_conformance.implementations.discovery.modules.attempts import attempts, with_one_wide_head
 from attention_conformance.implementations.discovery.modules.bare import around, tap_of
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
 from attention_conformance.implementations.discovery.modules.constructors import (
@@ -73,6 +73,9 @@ def found_form(kind: type[nn.Module], polarity: Polarity) -> Form:
             first = first or form
     except TargetError as error:
         refused.insert(0, error)
+    wide = next(_every_form(with_one_wide_head(kind), calls, []), None)
+    if wide is not None and wide[2] is not None:
+        return wide
     if first is None:
         raise reduce(_telling, refused)
     refuse_more_than_attention(first[0], first[1])

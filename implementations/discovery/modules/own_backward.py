@@ -25,11 +25,17 @@ from attention_conformance.implementations.discovery.modules.constructors import
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.mirrors import Backward, Mirror
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
+from attention_conformance.implementations.discovery.modules.neutrals import Neutral
 from attention_conformance.implementations.discovery.signatures import is_variadic, required
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 
+HIDING_NOTHING = {
+    *(Neutral.NONE, Neutral.SEEN, Neutral.NOT_HIDDEN, Neutral.SEEN_SHARED, Neutral.NOT_HIDDEN_SHARED),
+    *(Neutral.KEYS_SEEN, Neutral.FULL_SEEN, Neutral.OF_KEYS_SEEN, Neutral.OF_KEYS_NOT_HIDDEN),
+}
+"""Masks that may be given where one has to be, and are no part of a module that is left out."""
 NAMES = ("backward", "backprop", "backpropagate")
 """Methods that take the gradient of the output, and return those of the inputs."""
 
@@ -93,7 +99,8 @@ def _gradients(answer: Any, problem: Problem, names: Sequence[str]) -> Iterator[
 def own_backward(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     """The run, where the class has a backward pass that answers; it is a whole module, of which nothing is left out."""
     fitted = fit(PLAIN, check.claims)
-    plain = not (make.left_out or make.held or call.tap or call.tables or call.length_first or call.spatial)
+    outside = {*call.tables.values()} - HIDING_NOTHING
+    plain = not (make.left_out or make.held or call.tap or outside or call.length_first or call.spatial)
     if isinstance(fitted, Unsupported) or not plain or "float64" not in check.claims.dtypes:
         return {}
     calls = (call.alone_with_itself(), call) if call.optional else (call,)
