@@ -200,8 +200,8 @@ def _always_causal(interface: Interface, shipped: Shipped) -> Shipped:
     causal = replace(shipped, own=own, always={flag: True})
     query = torch.ones(SQUARE)
     for dtype in (torch.float32, torch.bfloat16):
-        given = [query.to(dtype)] * 3
-        usual, other = (safe_call(partial(interface.call, each, *given, {})) for each in (shipped, causal))
+        x = query.to(dtype)
+        usual, other = (safe_call(partial(interface.call, each, x, x, x, {})) for each in (shipped, causal))
         if not usual.error or not usual.refused:
             return shipped
         if not other.error:

@@ -139,8 +139,8 @@ def with_new_keys(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, o
 
 def _required(shipped: Shipped) -> set[str]:
     """Its parameters without a default."""
-    parameters = safe_call(lambda: inspect.signature(shipped.function).parameters).value or {}
-    return {name for name, each in parameters.items() if required(each)}
+    signature = safe_call(lambda: inspect.signature(shipped.function)).value
+    return {name for name, each in signature.parameters.items() if required(each)} if signature else set()
 
 
 def new_keys_in_rows(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
