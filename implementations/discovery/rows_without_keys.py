@@ -16,7 +16,7 @@ from attention_conformance.spec.cases import NOT_FIRST, Case, MaskKind, Padding,
 from attention_conformance.spec.conventions import Alignment, EmptyRow
 from attention_conformance.spec.features import NOTHING, Feature, Packing
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.problem import Problem
+from attention_conformance.spec.problem import Array, Problem
 
 ADDED, EMPTY = replace(PLAIN, mask=MaskKind.INFINITE), replace(PLAIN, padding=Padding.EMPTY_SAMPLE)
 EMPTY_LENGTHS = replace(PLAIN, padding=Padding.EMPTY_LENGTHS)
@@ -217,4 +217,15 @@ def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | N
     by_sample = fitted.padding in EMPTY_SAMPLES
     sample, at = (-1, 0) if by_sample else (slice(None), number)
     seen = [] if equal is None else [equal[sample, ..., each, :] for each in (at, -1)]  # the last one sees every key
+    level = rows(check, alike.with_arrays(_levelled(alike)))
+    seen += [] if level is None else [level[sample, ..., -1, :]]
     return EmptyRow.UNIFORM if any(near(row, each, check.dtype) for each in seen) else None
+
+
+def _levelled(problem: Problem) -> dict[str, Array]:
+    """The values, each in place of which is their mean: whatever weighs them, as positions may, gives that."""
+    arrays = problem.arrays()
+    name = next(each for each in ("value", "key", "query") if each in arrays)
+    whole = arrays[name]
+    mean = whole.astype(np.float64).mean(-2, keepdims=True) if whole.shape[-2] else whole
+    return {name: np.ascontiguousarray(np.broadcast_to(mean, whole.shape).astype(whole.dtype))}

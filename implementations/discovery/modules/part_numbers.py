@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
 )
 from attention_conformance.implementations.discovery.modules.part_equations import PartEquations, equations
 from attention_conformance.implementations.discovery.modules.template import Variant
+from attention_conformance.implementations.discovery.modules.twin_norms import twin_norms
 from attention_conformance.spec.conventions import DefaultScale
 from attention_conformance.spec.problem import Problem
 
@@ -28,7 +29,7 @@ from attention_conformance.spec.problem import Problem
 def numbers(
     make: Constructor, makes: Mapping[str, Constructor], call: ModuleCall, check: ClaimCheck, problem: Problem | None
 ) -> dict[str, Run]:
-    """What its held parts do, and those that options add, by their equations, where these are known.
+    """What its held parts do, and those that options add, by their equations, where these are known; pairs of norms.
 
     Args:
         make: the class as its answer is known.
@@ -42,6 +43,9 @@ def numbers(
         run = None if problem is None else equations(each, direct, _variant(check), problem, check.device)
         if run is not None:
             runs |= _harder(f"{how}, " * bool(how) + f"with the numbers of {', '.join(run.uses)}", run, check)
+    for how, each in {"": make, **makes}.items() if problem is not None else ():
+        norms = None if problem is None else twin_norms(each, direct, problem)
+        runs |= {} if norms is None else {f"{how}, " * bool(how) + "where a norm changes the answer": norms}
     return runs
 
 
