@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -99,7 +99,7 @@ class Clause:
     measured: bool
     """Checked by the benchmarks; not part of a verdict of conformance."""
     kernels: Level
-    """The level for what takes half types alone."""
+    """The level for what takes half types alone, or documents scores in float32."""
     file: str
     line: int
 
@@ -115,9 +115,9 @@ class Clause:
             return next(iter(missing), "")
         return " or ".join(sorted(self.either))
 
-    def level_for(self, dtypes: Iterable[str]) -> Level:
-        """How binding it is for what takes these dtypes."""
-        return self.kernels if set(dtypes) <= set(HALF) else self.level
+    def level_for(self, dtypes: Iterable[str], features: Container[Feature]) -> Level:
+        """How binding it is for what takes these dtypes and claims these features."""
+        return self.kernels if set(dtypes) <= set(HALF) or Feature.WIDE_SCORES in features else self.level
 
 
 @dataclass(frozen=True)

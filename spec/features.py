@@ -159,6 +159,8 @@ class Feature(StrEnum):
     """Runs under automatic mixed precision."""
     VMAP = "vmap"
     """Can be vectorised over an extra axis."""
+    WIDE_SCORES = "wide-scores"
+    """Keeps the scores of half types in float32: then they neither round nor overflow."""
     COMPILED = "compiled"
     """Can be compiled ahead of its first call."""
     EXPORTED = "exported"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.causal_names import promises_causal
+from attention_conformance.implementations.discovery.documented import states_wide_scores
 from attention_conformance.implementations.discovery.functions.functions import function_candidate
 from attention_conformance.implementations.discovery.functions.inputs_first import with_inputs_first
 from attention_conformance.implementations.discovery.functions.own_gradients import with_own_gradients
@@ -20,6 +21,7 @@ from attention_conformance.implementations.discovery.targets.loading import (
     load_target,
     loaded_without,
 )
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import Premises
 
@@ -68,6 +70,10 @@ def named(
         if in_relations is None:
             raise TargetError(f"{target}: {error}") from error
         implementation = in_relations
+    if not isinstance(loaded, Implementation) and Feature.CORE in implementation.claims and states_wide_scores(loaded):
+        wide = replace(implementation.claims, features=implementation.claims.features | {Feature.WIDE_SCORES})
+        stated = (*implementation.stated, "by its documentation its scores are in float32 (wide-scores)")
+        implementation = replace(implementation, claims=wide, stated=stated)
     without = tuple(f"loaded without {each}" for each in loaded_without(loaded))
     about = "; ".join([implementation.about, *without])
     return replace(implementation, about=about, stated=(*implementation.stated, *without))

@@ -194,6 +194,20 @@ def _paragraphs(text: str) -> list[str]:
     return parts
 
 
+OF_SOFTMAX = re.compile(r"\bsoftmax (?:of|over|on) (?:the |all )?(?:attention )?(?:scores?|logits?)\b", re.IGNORECASE)
+"""Words for a softmax, which may be in float32 where its scores are not."""
+WIDE_SCORES = re.compile(
+    r"\bscores?\b(?:(?!\bnot\b|[.;])[\s\S]){0,60}\bin (?:float32|fp32|single precision)\b|\b(?:float32|fp32) scores?\b",
+    re.IGNORECASE,
+)
+"""Words for scores in float32."""
+
+
+def states_wide_scores(target: object) -> bool:
+    """Whether its documentation states that scores are in float32."""
+    return any(WIDE_SCORES.search(OF_SOFTMAX.sub("softmax", text)) for text in _documents(target))
+
+
 IMAGES_FIRST = re.compile(
     r"\b(?:b|n|bs|batch(?:_size)?|(?:num_|n_)?images?) ?\* ?(?:n_?w|(?:num_|n_)?windows)\b", re.IGNORECASE
 )

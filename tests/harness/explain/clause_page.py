@@ -34,7 +34,11 @@ def _scope(clause: Clause) -> str:
     scope = "any implementation" if clause.scope is None else f"an implementation of the {clause.scope} level"
     measured = ". It is measured by the benchmarks, and is no part of a verdict" if clause.measured else ""
     presumed = f", unless it is always {' or '.join(sorted(clause.presumes))}" if clause.presumes else ""
-    kernels = "" if clause.kernels is clause.level else f"; a {clause.kernels} for what takes half types alone"
+    kernels = (
+        ""
+        if clause.kernels is clause.level
+        else f"; a {clause.kernels} for what takes half types alone, or claims wide-scores"
+    )
     features = " and ".join([*sorted(clause.features), *filter(None, [" or ".join(sorted(clause.either))])])
     return f"{scope} that claims {features}{presumed}{measured}{kernels}"
 

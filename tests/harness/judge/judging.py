@@ -60,7 +60,7 @@ def assert_ended_well(judge: Judge) -> None:
 
 def not_finished(clause: Clause, judge: Judge, reason: str) -> Verdict:
     """The verdict on a clause that could not be run, because the candidate's process was lost too often."""
-    name, level = judge.implementation.name, str(clause.level_for(judge.claims.dtypes))
+    name, level = judge.implementation.name, str(clause.level_for(judge.claims.dtypes, judge.claims.features))
     return Verdict(clause.id, level, name, judge.dtype, Status.NOT_FINISHED, reason=reason)
 
 
@@ -76,7 +76,7 @@ def verdict(clause: Clause, judge: Judge, seconds: float, left_path: str = "") -
     failed = result in (Status.FAIL, Status.EXPECTED_FAILURE)
     return Verdict(
         clause=clause.id,
-        level=str(clause.level_for(judge.claims.dtypes)),
+        level=str(clause.level_for(judge.claims.dtypes, judge.claims.features)),
         implementation=implementation.name,
         dtype=judge.dtype,
         status=result,

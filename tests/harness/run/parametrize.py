@@ -152,7 +152,8 @@ class ClauseChecks(Sequence[Any]):
         entries, device = self.given.implementation.expected_failures, self.given.settings.device
         reasons = [f"{each.reason} {each.link}" for each in entries if each.shows(clause.id, dtype, device)]
         marks = [pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason=why) for why in reasons[:1]]
-        level = clause.level_for(self.given.implementation.claims.dtypes)
+        claims = self.given.implementation.claims
+        level = clause.level_for(claims.dtypes, claims.features)
         check = ClauseCheck(clause.id, dtype, str(level), clause.statement, self)
         return pytest.param(check, id=f"{clause.id}-{dtype}", marks=marks)
 

@@ -101,8 +101,9 @@ def test_a_clause_without_optional_fields_and_one_with_others(tmp_path: Path) ->
 def test_a_clause_may_bind_what_takes_half_types_alone_more(tmp_path: Path) -> None:
     text = CHAPTER.replace("- status: measured", "- status: measured\n- kernels: MUST")
     clause = load(written(tmp_path, scores=text))["scores.two"]
-    assert clause.level_for(("float32", "bfloat16")) is Level.MAY
-    assert clause.level_for(("float16", "bfloat16")) is Level.MUST
+    assert clause.level_for(("float32", "bfloat16"), ()) is Level.MAY
+    assert clause.level_for(("float32", "bfloat16"), {Feature.WIDE_SCORES}) is Level.MUST
+    assert clause.level_for(("float16", "bfloat16"), ()) is Level.MUST
 
 
 def test_scope_any_is_both_scopes(tmp_path: Path) -> None:
