@@ -215,6 +215,8 @@ class Embedding(StrEnum):
     RANDOM = "random"
     SELECT = "select"
     """Zeros and ones that pick the wanted query, key and value out of the input."""
+    TOKENS = "tokens"
+    """The wanted query, key and value of each token, in a row that it picks by a one: the same in all samples."""
 
 
 @dataclass(frozen=True)

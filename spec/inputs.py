@@ -103,6 +103,8 @@ def _at_module_level(case: Case, rng: np.random.Generator, narrow: bool) -> Prob
     op = _at_op_level(case, rng, narrow)
     if form.embedding is Embedding.SELECT:
         inputs, parameters = _selecting(form, op), _selectors(form, case)
+    elif form.embedding is Embedding.TOKENS:
+        inputs, parameters = _one_hot(form, case), _of_tokens(form, case, op)
     else:
         inputs, parameters = _random_inputs(form, case, rng), _random_parameters(form, case, rng)
     out_dim = form.out_dim if form.output_projection else s.num_heads * s.d_v
@@ -234,6 +236,26 @@ def _selecting(form: ModuleForm, op: Problem) -> tuple[Array, Array, Array]:
         parts = [parts[0], shared, shared]
     query, key, value = (_pad(part, width) for part, width in zip(parts, widths, strict=True))
     return query, key, value
+
+
+def _one_hot(form: ModuleForm, case: Case) -> tuple[Array, Array, Array]:
+    """Tokens of which each has a one in a place of its own."""
+    s = case.sizes
+    extents = ((s.query_length, form.query_dim), (s.key_length, form.key_dim), (s.key_length, form.value_dim))
+    query, key, value = (np.tile(np.eye(*extent), (s.batch, 1, 1)) for extent in extents)
+    return query, key, value
+
+
+def _of_tokens(form: ModuleForm, case: Case, op: Problem) -> dict[str, Array]:
+    """In the row of each token what the first sample has there; whole matrices as `_selectors` has them otherwise."""
+    rows = {"w_q": (op.query, form.query_dim), "w_k": (op.key, form.key_dim), "w_v": (op.value, form.value_dim)}
+    first = {name: (_merge(array[:1])[0] if len(array) else None, width) for name, (array, width) in rows.items()}
+    whole = _selectors(form, case)
+    for name, (tokens, width) in first.items():
+        whole[name] = np.zeros((width, whole[name].shape[-1]))
+        if tokens is not None:
+            whole[name][: len(tokens)] = tokens
+    return whole
 
 
 def _selectors(form: ModuleForm, case: Case) -> dict[str, Array]:

@@ -197,8 +197,19 @@ def _form(case: Case, claims: Claims) -> ModuleForm:
         bias=Feature.BIAS in claims,
         output_projection=Feature.OUTPUT_PROJECTION in claims,
         output_bias=Feature.OUTPUT_BIAS in claims,
-        embedding=Embedding.SELECT if select else Embedding.RANDOM,
+        embedding=_embedding(case, sharing, (query_dim, key_dim, value_dim)) if select else Embedding.RANDOM,
     )
+
+
+def _embedding(case: Case, sharing: Sharing, widths: tuple[int, int, int]) -> Embedding:
+    """By one-hot tokens where widths are too narrow to hold all that is wanted, and there are few tokens.
+
+    Poison lies in keys that a mask hides, others in each sample, and tokens are the same in all.
+    """
+    wanted, (query, key) = _selected_widths(case, sharing), (case.sizes.query_length, case.sizes.key_length)
+    narrow = any(width < needed for width, needed in zip(widths, wanted, strict=True))
+    few = all(width >= count for width, count in zip(widths, (query, key, key), strict=True))
+    return Embedding.TOKENS if narrow and few and case.poison is Poison.NONE else Embedding.SELECT
 
 
 def _some_alike(seed: int, query_dim: int, key_dim: int, value_dim: int) -> tuple[int, int]:
@@ -240,10 +251,15 @@ def _selectable(case: Case) -> Case | Unsupported:
     assert form is not None
     if form.embedding is Embedding.RANDOM:
         return case
+    if form.embedding is Embedding.TOKENS:
+        return _with_output(case, form)
     wanted = _selected_widths(case, form.sharing)
     widths = (form.query_dim, form.key_dim, form.value_dim)
     if any(width < needed for width, needed in zip(widths, wanted, strict=True)):
         return Unsupported("its widths are tied, so that no inputs give the scores of the case")
-    if form.output_projection and form.out_dim < case.sizes.num_heads * case.sizes.d_v:
-        return Unsupported("its output is narrower than its heads")
-    return case
+    return _with_output(case, form)
+
+
+def _with_output(case: Case, form: ModuleForm) -> Case | Unsupported:
+    narrow = form.output_projection and form.out_dim < case.sizes.num_heads * case.sizes.d_v
+    return Unsupported("its output is narrower than its heads") if narrow else case

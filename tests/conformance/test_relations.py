@@ -123,7 +123,7 @@ def _per_head(case: Case, output: Array) -> Array:
     """(B, H, Lq, d_v) of an output whose output projection, if any, picks the joined heads."""
     if case.module is None:
         return output
-    assert case.module.embedding is Embedding.SELECT
+    assert case.module.embedding is not Embedding.RANDOM
     joined = output[..., : case.sizes.num_heads * case.sizes.d_v]
     return joined.reshape(*output.shape[:2], case.sizes.num_heads, -1).swapaxes(1, 2)
 

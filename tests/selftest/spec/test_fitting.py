@@ -116,11 +116,11 @@ def test_chosen_scores_are_laid_into_the_inputs() -> None:
     assert form_of(Case(mask=MaskKind.BOOL), MODULE).embedding is Embedding.RANDOM
 
 
-def test_tied_widths_bear_no_chosen_scores() -> None:
+def test_tied_widths_bear_chosen_scores_of_few_tokens() -> None:
     tied = without(MODULE, Feature.MODEL_WIDTH, Feature.CROSS)
-    assert fit(Case(scores=Scores.RISING), tied) == Unsupported(
-        "its widths are tied, so that no inputs give the scores of the case"
-    )
+    assert form_of(Case(scores=Scores.RISING), tied).embedding is Embedding.TOKENS
+    for case in (Case(scores=Scores.RISING).sized(query_length=50, key_length=50), Case(poison=Poison.LARGE)):
+        assert fit(case, tied) == Unsupported("its widths are tied, so that no inputs give the scores of the case")
 
 
 @pytest.mark.parametrize("implementation", BUILTIN, ids=lambda i: i.name)
