@@ -286,3 +286,24 @@ def f(query, key, value, attn_bias=None):
 def test_rows_without_keys_of_which_nobody_thought(make: Make, shifted: str, wrong: set[str]) -> None:
     text = SINGLE_KEY.format(shifted=shifted)
     assert failing(make, text, "masks.empty-row-float", "masks.float", "values.weighted-sum") - {"masks.float"} == wrong
+
+
+EXPONENTIALS = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        s = q @ k.mT / q.shape[-1] ** 0.5
+        e = (s{less}).exp()
+        return self.out((e / e.sum(-1, keepdim=True) @ v).transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("less", "wrong"), [(" - s.amax(-1, keepdim=True)", False), ("", True), (" - s.amax((-1, -2), keepdim=True)", True)]
+)
+def test_scores_of_any_size_in_modules_of_one_width(make: Make, less: str, wrong: bool) -> None:
+    found = failing(make, EXPONENTIALS.format(less=less), "softmax.large-scores", "softmax.row-maximum")
+    assert bool(found) is wrong

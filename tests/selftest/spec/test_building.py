@@ -17,6 +17,7 @@ from attention_conformance.reference.pipeline import Trace
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import (
     Case,
+    Embedding,
     Layout,
     MaskKind,
     MaskShape,
@@ -328,3 +329,17 @@ def test_a_module_that_selects_sees_the_op_problem(scores: Scores) -> None:
     inside, plain = trace_of(fitted), trace_of(replace(fitted, module=None))
     for name in ("query", "key", "value", "scores", "weights", "heads"):
         assert np.array_equal(getattr(inside, name), getattr(plain, name))
+
+
+@pytest.mark.parametrize("scores", Scores)
+def test_tokens_that_pick_rows_see_the_op_problem_of_the_first_sample(scores: Scores) -> None:
+    tied = frozenset(Feature) - {Feature.INPUT_WIDTHS, Feature.MODEL_WIDTH, Feature.VALUE_WIDTH, Feature.CROSS}
+    case = Case(scores=scores, values=Values.CONSTANT).sized(query_length=4, key_length=4, d_v=Case().sizes.d_k)
+    fitted = fit(case, replace(TORCH_MODULES[0].claims, features=tied))
+    assert isinstance(fitted, Case)
+    assert fitted.module is not None
+    assert fitted.module.embedding is Embedding.TOKENS
+    inside, plain = trace_of(fitted), trace_of(replace(fitted, module=None))
+    for name in ("query", "key", "value", "scores", "weights", "heads"):
+        for sample in getattr(inside, name):
+            assert np.array_equal(sample, getattr(plain, name)[0])

@@ -219,9 +219,15 @@ def test_every_chapter_has_clauses_in_order() -> None:
     assert all(first < second for first, second in pairwise(places))
 
 
-@pytest.mark.parametrize("feature", Feature)
+@pytest.mark.parametrize("feature", sorted({*Feature} - {Feature.WIDE_SCORES}))
 def test_every_feature_has_a_clause(feature: Feature) -> None:
     assert any(feature in clause.features for clause in load().values())
+
+
+def test_wide_scores_make_advice_binding() -> None:
+    for clause in ("numerics.half-range", "numerics.score-precision"):
+        levels = [load()[clause].level_for(("float32", "float16"), claimed) for claimed in ((), (Feature.WIDE_SCORES,))]
+        assert levels == [Level.SHOULD, Level.MUST]
 
 
 @pytest.mark.parametrize("letter", "ABCDE")

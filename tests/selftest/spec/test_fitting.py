@@ -88,7 +88,8 @@ def test_the_fit_of_an_implementation_comes_last() -> None:
 def test_inputs_are_shared_as_claimed(missing: tuple[Feature, ...], sharing: Sharing) -> None:
     form = form_of(Case(), without(MODULE, *missing))
     assert form.sharing is sharing
-    assert len({form.query_dim, form.key_dim, form.value_dim}) == 3 - list(Sharing)[::-1].index(sharing)
+    widths = {Sharing.NONE: 3, Sharing.KEY_VALUE: 2, Sharing.SELF: 1}
+    assert len({form.query_dim, form.key_dim, form.value_dim}) == widths[sharing]
 
 
 @pytest.mark.parametrize("sharing", list(Sharing))
@@ -96,7 +97,7 @@ def test_inputs_that_a_case_shares_stay_shared(sharing: Sharing) -> None:
     nearest = fitted(replace(Case(), module=replace(form_of(Case(), MODULE), sharing=sharing)), MODULE)
     assert nearest.module is not None
     assert nearest.module.sharing is sharing
-    assert (nearest.sizes.query_length == nearest.sizes.key_length) is (sharing is Sharing.SELF)
+    assert (nearest.sizes.query_length == nearest.sizes.key_length) is sharing.key_is_query
     assert fitted(nearest.sized(key_length=9), MODULE).module == nearest.module
 
 
