@@ -14,7 +14,6 @@ from attention_conformance.implementations.adapters.native_torch import native_c
 from attention_conformance.implementations.adapters.op_options import seeded
 from attention_conformance.implementations.adapters.results import differing, output_of, result_of
 from attention_conformance.implementations.adapters.tensors import (
-    TORCH_DTYPES,
     Tensors,
     forms,
     gradients_of,
@@ -158,10 +157,19 @@ def answer_of(
         return result_of(answer, extras, to_array, gradients=gradients, disturbed=disturbed)
 
 
+CASTS: Mapping[str, Callable[[nn.Module], nn.Module]] = {
+    "float64": nn.Module.double,
+    "float32": nn.Module.float,
+    "bfloat16": nn.Module.bfloat16,
+    "float16": nn.Module.half,
+}
+"""What makes the real parameters and buffers of a module of a dtype; `to` would make complex ones real, too."""
+
+
 def built(build: Callable[[Problem], nn.Module], problem: Problem, device: str) -> nn.Module:
     """A new module; that building it draws initial weights is no effect of calling it."""
     with torch.random.fork_rng(devices=[]):
-        return build(problem).to(device, TORCH_DTYPES[problem.dtype])
+        return CASTS[problem.dtype](build(problem).to(device))
 
 
 def in_mode(module: nn.Module, training: bool) -> nn.Module:

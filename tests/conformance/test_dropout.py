@@ -17,10 +17,10 @@ from attention_conformance.tests.harness.judge.comparison import compare, part_o
 from attention_conformance.tests.harness.judge.dropout_mask import (
     Booleans,
     by_key,
+    counted,
     dropout_answer,
     dropout_answers,
     likely_share,
-    own_choices,
     relation,
     repetition,
 )
@@ -34,6 +34,8 @@ SHOWN = (
 """Every weight shows in two components of the output, 240 of them."""
 MANY = SHOWN.sized(num_heads=4, query_length=32, key_length=32, d_k=32, d_v=32)
 """8192 weights, for statistics."""
+HIDING = 32
+"""Times as many samples, where the last of the queries alone sees every key."""
 LONG = MANY.sized(batch=1, num_heads=2, query_length=160, key_length=64, d_k=64, d_v=64)
 """More queries than a tile has."""
 WIDE = SHOWN.sized(batch=1, num_heads=2, query_length=3, key_length=130, d_k=130, d_v=130)
@@ -66,17 +68,22 @@ def test_whole_key(judge: Judge) -> None:
 
 @clause("dropout.rate")
 def test_rate(judge: Judge) -> None:
-    rates = (MANY.extended(dropout=rate, dropout_seed=n) for n, rate in enumerate((0.1, 0.5, 0.9), start=1))
+    rates = (_many(judge).extended(dropout=rate, dropout_seed=n) for n, rate in enumerate((0.1, 0.5, 0.9), start=1))
     for case, answer in dropout_answers(judge, *rates):
-        mask, rate = own_choices(answer.dropout_mask, judge.conventions), case.extension.dropout
+        if (mask := counted(judge, answer)) is None:
+            continue
+        rate = case.extension.dropout
         message = f"{1.0 - mask.mean():.4f} of {mask.size} weights are dropped, at the probability {rate:g}"
         judge.assert_that(case, likely_share(mask, 1.0 - rate), message)
 
 
 @clause("dropout.independent")
 def test_independent(judge: Judge) -> None:
-    for case, answer in dropout_answers(judge, MANY, LONG.extended(dropout_seed=2), MANY.sized(num_kv_heads=2)):
-        own, sharing = own_choices(answer.dropout_mask, judge.conventions), judge.conventions.dropout_sharing
+    many = _many(judge)
+    for case, answer in dropout_answers(judge, many, LONG.extended(dropout_seed=2), many.sized(num_kv_heads=2)):
+        if (own := counted(judge, answer)) is None:
+            continue
+        sharing = judge.conventions.dropout_sharing
         judge.assert_that(case, bool((own == answer.dropout_mask).all()), f"the choices are not shared by {sharing}")
         distance = repetition(own)
         apart = "samples {}, heads {}, queries {}, keys {}".format(*np.unravel_index(distance, own.shape))
@@ -134,7 +141,7 @@ def _sums(judge: Judge, part: str, got: Array | None) -> str:
 
 @clause("dropout.seed")
 def test_seed(judge: Judge) -> None:
-    shown = list(judge.cases(MANY))
+    shown = list(judge.cases(_many(judge)))
     for case in shown:
         first, again, other = (_dropout_mask(judge, each) for each in (case, case, case.extended(dropout_seed=2)))
         if first is not None and again is not None and other is not None:
@@ -154,16 +161,22 @@ def _assert_other_outputs(judge: Judge, first: Case, again: Case, other: Case) -
 
 @clause("dropout.next-call")
 def test_next_call(judge: Judge) -> None:
-    for seed, case in product((1, 2), judge.cases(MANY.extended(dropout_seed=-1)) if judge.observes("seed") else ()):
+    for seed, case in product((1, 2), judge.cases(_many(judge, seed=-1)) if judge.observes("seed") else ()):
         with judge.observer.seeded(seed):
             first, second = (_dropout_mask(judge, case) for _ in range(2))
         if first is not None and second is not None:
             _assert_unrelated(judge, case, "the next call", first, second)
 
 
+def _many(judge: Judge, seed: int = 1) -> Case:
+    """As many weights of queries that see every key, whatever is always hidden."""
+    whole = MANY.extended(dropout_seed=seed)
+    return whole.sized(batch=HIDING * MANY.sizes.batch) if judge.claims.premises.hides_later else whole
+
+
 def _dropout_mask(judge: Judge, case: Case) -> Booleans | None:
     answer = dropout_answer(judge, case)
-    return None if answer is None else own_choices(answer.dropout_mask, judge.conventions)
+    return None if answer is None else counted(judge, answer)
 
 
 def _assert_unrelated(judge: Judge, case: Case, later: str, first: Booleans, second: Booleans) -> None:

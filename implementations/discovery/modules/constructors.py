@@ -25,6 +25,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     longest,
     settings_of,
     settings_parameter,
+    settings_read,
     size_of,
     value_of,
 )
@@ -153,8 +154,10 @@ class Constructor:
         sizes = {name: value_of(size, embed_dim, num_heads, self.tokens) for name, size in self.sizes.items()}
         if self.settings:
             groups = {} if "num_kv_heads" in self.spelled else {"kv_heads": given.pop("num_kv_heads", 0)}
+            rate = self.spelled.get("dropout", "")
+            changed = {**self.changed, **({rate: given.pop(rate)} if rate in given else {})}
             settings = settings_of(
-                self.kind, self.settings, embed_dim, num_heads, self.lenient, changed=self.changed, **groups
+                self.kind, self.settings, embed_dim, num_heads, self.lenient, changed=changed, **groups
             )
             return self.kind(**{self.settings: settings}, **{**sizes, **given})
         if self.sizes or self.globals:
@@ -248,7 +251,8 @@ def constructor(kind: type[nn.Module]) -> Constructor:
         needed = [p.name for p in parameters.values() if required(p) and p.name != name]
         counted = {each: size for each in needed if (size := size_of(each)) and size is not Size.FLAG}
         flags = {each: False for each in needed if each not in counted} | _scaling(parameters) | _layer(parameters)
-        return Constructor(kind, settings=name, options=flags, sizes=counted)
+        rates = own_names({"dropout": CONSTRUCTOR_OPTIONS["dropout"]}, {*settings_read(kind, name)})
+        return Constructor(kind, settings=name, options=flags, sizes=counted, spelled=rates)
     named = {"embed_dim", "num_heads"} <= set(parameters)
     known_sizes = {} if named else _known_sizes(signature)
     if known_sizes:

@@ -44,13 +44,14 @@ class DropoutAnswer:
 
     @property
     def dropout_mask(self) -> Booleans:
-        """(B, H, Lq, Lk), True = not dropped."""
-        return np.asarray(self.first != 0.0)
+        """(B, H, queries, Lk), True = not dropped; of those queries that see every key, whatever is always hidden."""
+        whole = (self.weights > 0.0).all((0, 1, 3))
+        return np.asarray(self.first != 0.0)[:, :, whole]
 
     @property
     def factors(self) -> str:
         """The factors of the weights that are not dropped, in words."""
-        some = self.dropout_mask & (self.weights > 0.0)
+        some = (self.first != 0.0) & (self.weights > 0.0)
         if not some.any():
             return "every weight is dropped"
         ratios = self.first[some] / self.weights[some]
@@ -101,6 +102,14 @@ def by_key(problem: Problem, output: Array) -> Array:
         output = merged.reshape(batch, length, problem.num_heads, width).swapaxes(1, 2)
     copies = width // keys
     return output[..., : copies * keys].reshape(*output.shape[:3], copies, keys)
+
+
+def counted(judge: Judge, answer: DropoutAnswer) -> Booleans | None:
+    """The choices that are independent as claimed; None after noting that there is no query that sees every key."""
+    if answer.dropout_mask.shape[2]:
+        return own_choices(answer.dropout_mask, judge.conventions)
+    judge.unsupported.append("no query sees every key")
+    return None
 
 
 def own_choices(mask: Booleans, claimed: Conventions) -> Booleans:

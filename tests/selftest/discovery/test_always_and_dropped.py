@@ -1,0 +1,75 @@
+"""Dropout of what is always causal, rates in settings, and tables of complex rotations: right and wrong ones."""
+
+import pytest
+
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
+from attention_conformance.tests.selftest.discovery.making import Make
+
+CLAUSES = ("dropout.rate", "dropout.independent", "dropout.seed", "dropout.next-call", "dropout.factors")
+FUNCTION = """
+def f(q, k, v, dropout_p=0.0):
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    p = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+    return {dropped} @ v
+"""
+SETTINGS = """
+class f(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.h, width = config.num_attention_heads, config.hidden_size
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
+    def forward(self, hidden_states):
+        q, k, v = (split(layer(hidden_states), self.h) for layer in (self.q, self.k, self.v))
+        p = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        return ({dropped} @ v).transpose(1, 2).flatten(2)
+"""
+COMPLEX = """
+class f(nn.Module):
+    def __init__(self, dim, n_heads):
+        super().__init__()
+        self.h, half = n_heads, torch.arange(0, dim // n_heads, 2).double()
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        angles = torch.outer(torch.arange(4096.0).double(), 10000.0 ** (-half / (dim // n_heads)))
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles), persistent=False)
+    def turned(self, x):
+        pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * self.turns[: x.shape[2]]).flatten(3).to(x.dtype)
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        return self.out(attend(self.turned(q), self.turned(k), v{moved}, causal=True)[0].transpose(1, 2).flatten(2))
+"""
+
+
+def failing(make: Make, text: str, *clauses: str) -> set[str]:
+    found = run(make(text), clauses, ("float32",))
+    assert any(each.checks for each in found)
+    return {each.clause for each in found if each.status is Status.FAIL}
+
+
+@pytest.mark.parametrize(
+    ("dropped", "wrong"),
+    [
+        ("F.dropout(p, dropout_p)", False),
+        ("(p * F.dropout(torch.ones_like(p[:1]), dropout_p))", True),
+        ("(p * F.dropout(torch.ones_like(p), dropout_p / 2))", True),
+    ],
+)
+def test_dropout_of_what_is_always_causal(make: Make, dropped: str, wrong: bool) -> None:
+    made = make(FUNCTION.format(dropped=dropped))
+    assert made.claims.premises.causal
+    assert Feature.DROPOUT in made.claims
+    assert bool(failing(make, FUNCTION.format(dropped=dropped), *CLAUSES)) is wrong
+
+
+@pytest.mark.parametrize(("dropped", "wrong"), [("self.dropout(p)", False), ("p", True), ("self.dropout(p) / 2", True)])
+def test_rates_of_dropout_in_settings(make: Make, dropped: str, wrong: bool) -> None:
+    assert Feature.DROPOUT in make(SETTINGS.format(dropped=dropped)).claims
+    assert bool(failing(make, SETTINGS.format(dropped=dropped), *CLAUSES)) is wrong
+
+
+@pytest.mark.parametrize(("moved", "wrong"), [("", False), (".roll(1, 1)", True)])
+def test_tables_of_complex_rotations_stay_complex(make: Make, moved: str, wrong: bool) -> None:
+    assert bool(failing(make, COMPLEX.format(moved=moved), "scores.dot-product", "values.weighted-sum")) is wrong
