@@ -306,7 +306,7 @@ def settings_parameter(signature: inspect.Signature) -> str:
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and size_of(p.name) is not Size.FLAG
     ]
     if not needed and not {Size.WIDTH, Size.HEADS} & {size_of(name) for name in signature.parameters}:
-        needed = [p.name for p in signature.parameters.values() if p.default is None]
+        needed = [p.name for p in signature.parameters.values() if p.default is None or hasattr(p.default, "__dict__")]
     named = [name for name in needed if OF_SETTINGS & set(name.lower().split("_")) or MANGLED.match(name)]
     return named[0] if len(named) == 1 else ""
 
@@ -338,11 +338,11 @@ def settings_of(
 
 
 def _hint(kind: Any, name: str) -> Any:
-    """What its constructor names as the class of its settings."""
+    """What its constructor names as the class of its settings, or has an object of by default."""
     own = getattr(kind, "original", kind)  # of a mirror
     reads: Any = getattr(own, "__init__", None) if isinstance(own, type) else own
-    hints: Mapping[str, Any] = safe_call(lambda: get_type_hints(reads)).value or {}
-    return hints.get(name)
+    usual = type(safe_call(lambda: inspect.signature(reads).parameters[name].default).value)
+    return (safe_call(lambda: get_type_hints(reads)).value or {}).get(name, usual if is_dataclass(usual) else None)
 
 
 def options_of_settings(kind: Any, name: str, lenient: bool) -> list[inspect.Parameter]:

@@ -26,6 +26,15 @@ class f(nn.Module):
         p = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
         return ({dropped} @ v).transpose(1, 2).flatten(2)
 """
+OWN = """
+from dataclasses import dataclass
+
+@dataclass
+class Config:
+    hidden_size: int = 32
+    num_attention_heads: int = 4
+    attention_probs_dropout_prob: float = 0.0
+"""
 COMPLEX = """
 class f(nn.Module):
     def __init__(self, dim, n_heads):
@@ -65,9 +74,12 @@ def test_dropout_of_what_is_always_causal(make: Make, dropped: str, wrong: bool)
 
 
 @pytest.mark.parametrize(("dropped", "wrong"), [("self.dropout(p)", False), ("p", True), ("self.dropout(p) / 2", True)])
-def test_rates_of_dropout_in_settings(make: Make, dropped: str, wrong: bool) -> None:
-    assert Feature.DROPOUT in make(SETTINGS.format(dropped=dropped)).claims
-    assert bool(failing(make, SETTINGS.format(dropped=dropped), *CLAUSES)) is wrong
+@pytest.mark.parametrize("by_default", [False, True])
+def test_rates_of_dropout_in_settings(make: Make, dropped: str, wrong: bool, by_default: bool) -> None:
+    text = SETTINGS.format(dropped=dropped)
+    text = OWN + text.replace("self, config)", "self, config=Config())") if by_default else text
+    assert Feature.DROPOUT in make(text).claims
+    assert bool(failing(make, text, *CLAUSES)) is wrong
 
 
 @pytest.mark.parametrize(("moved", "wrong"), [("", False), (" * (torch.arange(v.shape[2]) != 2)[:, None]", True)])
