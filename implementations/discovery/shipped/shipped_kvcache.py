@@ -89,8 +89,16 @@ def _completed(shipped: Shipped, key: Tensor, options: dict[str, Any]) -> dict[s
     return {**({"page_size": PAGE} if "block_table" in needed else {}), **needed, **options}
 
 
-def _cached(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], **more: Any) -> Any:
-    """The same with more arguments by its own names."""
+def _cached(
+    shipped: Shipped,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: dict[str, Any],
+    then: Tensor | None = None,
+    **more: Any,
+) -> Any:
+    """The same with more arguments by its own names; or what a later call answers, with lengths and without these."""
     options = _completed(shipped, key, options)
     kind, placing = options.get("codes"), OPTIONS_OF_PAGES | OPTIONS_OF_CODES
     keywords = keywords_of(shipped, {name: given for name, given in options.items() if name not in placing})
@@ -108,14 +116,20 @@ def _cached(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options
         pools, places = (tokens_first(key), tokens_first(value)), {}
     pools = pools if kind is None else (as_codes(pools[0], kind), as_codes(pools[1], kind))
     answer = shipped.function(tokens_first(query), *pools, cache_seqlens=pages.lengths, **places, **keywords, **more)
+    if then is not None:
+        lengths = then.to(pages.lengths)
+        answer = shipped.function(tokens_first(query), *pools, cache_seqlens=lengths, **places, **keywords)
     output, extras = first(answer)
     return joined(output.swapaxes(1, 2), *extras[:1])
 
 
-def with_new_keys(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+def with_new_keys(
+    shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], later: bool = False
+) -> Any:
     """The last keys of each sample, as many as queries, are new ones, which the function writes behind those it has.
 
-    What it has is given rotated; new keys are not: the function rotates them.
+    What it has is given rotated; new keys are not: the function rotates them. `later`: the answer is that of the next
+    call, which has no new ones, where nothing is rotated.
     """
     counts = _counts(key, options)
     new = min(query.shape[2], int(counts.min()) if len(counts) else 0)
@@ -134,7 +148,8 @@ def with_new_keys(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, o
         more |= {"rotary_cos": tables[0], "rotary_sin": tables[1]}
         more |= {"rotary_interleaved": False} if "rotary_interleaved" in shipped.names else {}
     keys, values = (torch.where(fresh[:, None, :, None], -each.flip(2), each) for each in (key, value))
-    return _cached(shipped, query, keys, values, others | {"valid_lens": held}, **more)
+    then = counts if later and new and not ("rotary_cos" in more or NEW in shipped.needs) else None
+    return _cached(shipped, query, keys, values, others | {"valid_lens": held}, then, **more)
 
 
 def _required(shipped: Shipped) -> set[str]:
@@ -143,12 +158,14 @@ def _required(shipped: Shipped) -> set[str]:
     return {name for name, each in signature.parameters.items() if required(each)} if signature else set()
 
 
-def new_keys_in_rows(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
+def new_keys_in_rows(
+    shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any], later: bool = False
+) -> Any:
     """New keys in rows of a cache that are named in reverse, where the problem names no pages or rows of its own."""
     if options.keys() & (OPTIONS_OF_PAGES - {"valid_lens"}):
-        return with_new_keys(shipped, query, key, value, options)
+        return with_new_keys(shipped, query, key, value, options, later)
     rows = torch.arange(len(key), device=key.device).flip(0)
-    return with_new_keys(shipped, query, key, value, options | {"cache_batch_idx": rows})
+    return with_new_keys(shipped, query, key, value, options | {"cache_batch_idx": rows}, later)
 
 
 def behind_a_pad(shipped: Shipped, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Any:
@@ -189,6 +206,11 @@ def _rotated(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 WAYS = {
     "with the last keys of each sample as new ones": (frozenset({"k", "v"}), with_new_keys),
     "with new keys in rows of a cache by index": (frozenset({"k", "v", "cache_batch_idx"}), new_keys_in_rows),
+    "with new keys that the next call finds": (frozenset({"k", "v"}), partial(with_new_keys, later=True)),
+    "with new keys by index that the next call finds": (
+        frozenset({"k", "v", "cache_batch_idx"}),
+        partial(new_keys_in_rows, later=True),
+    ),
     "with the keys of each sample behind a pad": (frozenset({"cache_leftpad"}), behind_a_pad),
 }
 """Other calls to the same answer, and the parameters that they need."""

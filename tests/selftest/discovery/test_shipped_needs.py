@@ -47,6 +47,7 @@ LENGTHS = {
     "places": "count",
     "causal": "causal",
 }
+ROWS = {**LENGTHS, "parameters": "k=None, v=None, cache_seqlens=None, cache_batch_idx=None"}
 PAGES = {**LENGTHS, "parameters": "k=None, v=None, cache_seqlens=None, block_table=None", "table": "block_table"}
 NEW = {
     **LENGTHS,
@@ -78,6 +79,26 @@ def test_what_a_cache_needs(make: Make, form: str, wrong: bool) -> None:
     text = text.replace(right, mistaken) if wrong else text
     clauses = ("values.weighted-sum", "relations.alternatives", "rotary-tables.scores", "rotary-tables.start")
     assert bool(failing(make, text, *clauses, name="flash_attn_with_kvcache")) is wrong
+
+
+COPIED = """
+    if cache_batch_idx is not None:
+        own, (k_cache, v_cache) = (k_cache, v_cache), (k_cache[cache_batch_idx], v_cache[cache_batch_idx])
+    count = lengths"""
+KEPT = "        k_cache[at], v_cache[at] = k, v\n"
+BACK = """
+        if cache_batch_idx is not None:
+            own[0][cache_batch_idx], own[1][cache_batch_idx] = k_cache, v_cache
+"""
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_the_next_call_finds_in_the_cache(make: Make, wrong: bool) -> None:
+    """Of rows that are taken by their numbers a copy is made, which is not that of the caller."""
+    text = CACHED.format(**ROWS)
+    assert KEPT in text
+    text = text.replace("\n    count = lengths", COPIED, 1).replace(KEPT, KEPT + ("" if wrong else BACK))
+    assert bool(failing(make, text, "relations.alternatives", name="flash_attn_with_kvcache")) is wrong
 
 
 ALWAYS = """
