@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from attention_conformance.implementations.adapters.quantising import as_codes, 
 from attention_conformance.implementations.api.contract import Fit, Unsupported
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.shipped.shipped import (
+    Call,
     Shipped,
     called_tokens_first,
     first,
@@ -203,7 +204,7 @@ def _rotated(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return torch.cat([one * c - other * s, one * s + other * c, rest], -1)
 
 
-WAYS = {
+WAYS: Mapping[str, tuple[frozenset[str], Call]] = {
     "with the last keys of each sample as new ones": (frozenset({"k", "v"}), with_new_keys),
     "with new keys in rows of a cache by index": (frozenset({"k", "v", "cache_batch_idx"}), new_keys_in_rows),
     "with new keys that the next call finds": (frozenset({"k", "v"}), partial(with_new_keys, later=True)),
