@@ -247,13 +247,12 @@ def _one_hot(form: ModuleForm, case: Case) -> tuple[Array, Array, Array]:
 
 
 def _of_tokens(form: ModuleForm, case: Case, op: Problem) -> dict[str, Array]:
-    """In the row of each token what the first sample has there; whole matrices as `_selectors` has them otherwise."""
+    """In the row of each token what the first sample has there; all other matrices are those of `_selectors`."""
     rows = {"w_q": (op.query, form.query_dim), "w_k": (op.key, form.key_dim), "w_v": (op.value, form.value_dim)}
-    first = {name: (_merge(array[:1])[0] if len(array) else None, width) for name, (array, width) in rows.items()}
     whole = _selectors(form, case)
-    for name, (tokens, width) in first.items():
+    for name, (heads, width) in rows.items():
         whole[name] = np.zeros((width, whole[name].shape[-1]))
-        if tokens is not None:
+        for tokens in _merge(heads[:1]):
             whole[name][: len(tokens)] = tokens
     return whole
 
@@ -261,8 +260,13 @@ def _of_tokens(form: ModuleForm, case: Case, op: Problem) -> dict[str, Array]:
 def _selectors(form: ModuleForm, case: Case) -> dict[str, Array]:
     s = case.sizes
     queried, keyed, valued = s.num_heads * s.d_k, s.kv_heads * s.d_k, s.kv_heads * s.d_v
-    at = (0, queried * form.sharing.key_is_query, keyed * form.sharing.value_is_key)
-    at = (0, queried, queried + keyed) if form.sharing is Sharing.SELF else at
+    start = {
+        Sharing.SELF: (0, queried, queried + keyed),
+        Sharing.KEY_VALUE: (0, 0, keyed),
+        Sharing.QUERY_KEY: (0, queried, 0),
+        Sharing.NONE: (0, 0, 0),
+    }
+    at = start[form.sharing]
     parameters: dict[str, Array] = {
         "w_q": np.eye(form.query_dim, queried, -at[0]),
         "w_k": np.eye(form.key_dim, keyed, -at[1]),

@@ -149,7 +149,7 @@ class AsBuilt:
                 continue
             before = parameter.detach().clone()
             with torch.no_grad():
-                parameter.mul_(-1.5).add_(0.25)
+                _change(parameter)
                 idle += [path] if np.array_equal(self.answer(module, problem, device), output) else []
                 parameter.copy_(before)
         return tuple(idle)
@@ -267,6 +267,11 @@ def keeps_wrongly(module: nn.Module) -> bool:
     return bool(strays(module) or listed_twice(module))
 
 
+def _change(parameter: torch.Tensor) -> None:
+    """Gives it other numbers, none of which is as it was."""
+    parameter.mul_(-1.5).add_(0.25)
+
+
 def held_apart(module: nn.Module) -> nn.Module:
     """A copy in which each place of a list has a layer of its own, with other parameters than the first has."""
     other = deepcopy(module)
@@ -274,7 +279,7 @@ def held_apart(module: nn.Module) -> nn.Module:
         for layers, number in listed_twice(other).values():
             layers[number] = deepcopy(layers[number])
             for parameter in layers[number].parameters():
-                parameter.mul_(-1.5).add_(0.25)
+                _change(parameter)
     return in_new_mode(other)
 
 

@@ -25,6 +25,13 @@ OF_OTHERS = re.compile(
 FALSE = re.compile(r"false|zeros?|0s?", re.IGNORECASE)
 
 
+def as_written(function: object) -> object:
+    """The function that somebody wrote, inside of what calls it in another way."""
+    while not inspect.isroutine(function) and hasattr(function, "function"):
+        function = function.function
+    return function
+
+
 def documented_polarity(target: object, name: str) -> Polarity | None:
     """What True in a mask means by every sentence that states it; None where none does, or two contradict."""
     matches = (match for line in _lines(target, name) for match in STATED.finditer(line))
@@ -96,6 +103,7 @@ def states_numbers_alone(target: object, name: str) -> bool:
 
 
 QUOTED = re.compile(r"""(["'`])([\w-]+)\1""")
+"""A word in quotes of any kind."""
 
 
 def stated_texts(target: object, name: str) -> list[str]:
@@ -110,9 +118,9 @@ BOOLEAN_MASKS = re.compile(r"\bbool(?:ean)? (?:\w+ )?masks?\b", re.IGNORECASE)
 
 def states_booleans_alone(target: object, name: str) -> bool:
     """Whether its documentation states that a mask, or that masks, are boolean, and nowhere that one may be added."""
-    own = _of_mask(target, name) + [each for text in _documents(target) for each in _paragraphs(text)]
-    own = [each for each in own if BOOLEAN_MASKS.search(each) or each in _of_mask(target, name)]
-    return any(map(OF_BOOLEANS.search, own)) and not any(map(NUMBERS.search, own))
+    paragraphs = (each for text in _documents(target) for each in _paragraphs(text))
+    said = [*_of_mask(target, name), *filter(BOOLEAN_MASKS.search, paragraphs)]
+    return any(map(OF_BOOLEANS.search, said)) and not any(map(NUMBERS.search, said))
 
 
 def _of_mask(target: object, name: str) -> list[str]:

@@ -34,7 +34,7 @@ SHOWN = (
 """Every weight shows in two components of the output, 240 of them."""
 MANY = SHOWN.sized(num_heads=4, query_length=32, key_length=32, d_k=32, d_v=32)
 """8192 weights, for statistics."""
-HIDING = 32
+HIDING = MANY.sizes.query_length
 """Times as many samples, where the last of the queries alone sees every key."""
 LONG = MANY.sized(batch=1, num_heads=2, query_length=160, key_length=64, d_k=64, d_v=64)
 """More queries than a tile has."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
+from attention_conformance.implementations.discovery.documented import as_written
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.signatures import signature_of
@@ -110,6 +111,5 @@ def in_small_blocks(check: ClaimCheck, function: Callable[..., Any]) -> dict[str
 
 
 def _text(function: Any) -> str:
-    while not inspect.isroutine(function) and hasattr(function, "function"):
-        function = function.function
-    return safe_call(lambda: inspect.getsource(function)).value or ""
+    written: Any = as_written(function)
+    return safe_call(lambda: inspect.getsource(written)).value or ""

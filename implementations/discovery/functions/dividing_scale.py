@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.documented import as_written
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.signatures import signature_of
@@ -73,9 +74,7 @@ def with_dividing_scale(function: Callable[..., Any]) -> DividingScale | None:
 
 def _is_documented(function: Callable[..., Any], name: str) -> bool:
     """Whether the paragraph of its documentation on the parameter states a root, and no quotient."""
-    while not inspect.isroutine(function) and hasattr(function, "function"):
-        function = function.function
-    lines = (inspect.getdoc(function) or "").splitlines()
+    lines = (inspect.getdoc(as_written(function)) or "").splitlines()
     first = next((at for at, line in enumerate(lines) if re.match(rf"\s*[-*`]*{name}\b", line)), None)
     return first is not None and bool(ROOT.search(lines[first])) and not QUOTIENT.search(lines[first])
 

@@ -138,8 +138,9 @@ def _meaning(check: ClaimCheck, name: str, flag: bool) -> NumberWindow | str:
     for meaning in MEANINGS:
         if all(each is not None and _is(each, meaning, n, causal, check, cases[n]) for n, each in seen.items()):
             none = meaning.number((0, 0))
-            off = _seen(_given(check, name, none), _square(none, flag))
-            least = 0 if off is not None and _is(off, meaning, none, causal, check, _square(none, flag)) else 1
+            case = _square(none, flag)
+            off = _seen(_given(check, name, none), case)
+            least = 0 if off is not None and _is(off, meaning, none, causal, check, case) else 1
             return replace(meaning, least=least, causal=flag)
     return NO_WINDOW
 

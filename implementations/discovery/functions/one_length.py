@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import isroutine
 
 from attention_conformance.implementations.discovery.always import changes
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
-from attention_conformance.implementations.discovery.documented import states_one_length
+from attention_conformance.implementations.discovery.documented import as_written, states_one_length
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
@@ -20,10 +19,13 @@ def without_other_lengths(check: ClaimCheck, function: Callable[..., object]) ->
 
     Without documentation it is a mistake.
     """
-    while not isroutine(function) and hasattr(function, "function"):
-        function = function.function
     other = Feature.CROSS in check.claims and not check.claims.premises.hides_later
-    if not other or not states_one_length(function) or not _sees_all(check, SQUARE) or _sees_all(check, MORE_KEYS):
+    if (
+        not other
+        or not states_one_length(as_written(function))
+        or not _sees_all(check, SQUARE)
+        or _sees_all(check, MORE_KEYS)
+    ):
         return check, []
     return check.without({Feature.CROSS}), [unclaimed("other lengths of keys", "it documents one length for both")]
 

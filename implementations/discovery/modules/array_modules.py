@@ -13,7 +13,12 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.jax_programs import evaluated, evaluation
 from attention_conformance.implementations.discovery.modules.constructor_names import Size, size_of
-from attention_conformance.implementations.discovery.modules.held_arrays import is_random, is_weight, random_key
+from attention_conformance.implementations.discovery.modules.held_arrays import (
+    TRAINING,
+    is_random,
+    is_weight,
+    random_key,
+)
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
 from attention_conformance.implementations.discovery.modules.neutrals import is_input, words_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
@@ -23,8 +28,6 @@ WIDTH = "embed_dim"
 """The parameter added where a constructor is not given the width of its inputs."""
 HIDDEN = ("parent", "name", "rngs", "key", "rng")
 """Parameters that frameworks add: what owns a module, its name, and its source of random numbers."""
-TRAINING = ("train", "training", "is_training", "is_train")
-"""Parameters of a call that state whether it drops weights."""
 INITIAL = ("w_init", "w_init_scale")
 """Parameters that state how haiku draws weights."""
 COUNTED = (Size.HEADS, Size.WIDTH, Size.HEAD_WIDTH, Size.LENGTH)

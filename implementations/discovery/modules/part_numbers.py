@@ -38,14 +38,15 @@ def numbers(
         check: its claims.
         problem: which shows what its parts do.
     """
+    if problem is None:
+        return {}
     direct, runs = Chosen(call.alone_with_itself(), ()), dict[str, Run]()
-    for how, each in {"": make, **_with_added_parts(make, makes)}.items() if problem is not None else ():
-        run = None if problem is None else equations(each, direct, _variant(check), problem, check.device)
-        if run is not None:
+    for how, each in {"": make, **_with_added_parts(make, makes)}.items():
+        if (run := equations(each, direct, _variant(check), problem, check.device)) is not None:
             runs |= _harder(f"{how}, " * bool(how) + f"with the numbers of {', '.join(run.uses)}", run, check)
-    for how, each in {"": make, **makes}.items() if problem is not None else ():
-        norms = None if problem is None else twin_norms(each, direct, problem)
-        runs |= {} if norms is None else {f"{how}, " * bool(how) + "where a norm changes the answer": norms}
+    for how, each in {"": make, **makes}.items():
+        if (norms := twin_norms(each, direct, problem)) is not None:
+            runs[f"{how}, " * bool(how) + "where a norm changes the answer"] = norms
     return runs
 
 

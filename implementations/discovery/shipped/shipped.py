@@ -202,7 +202,7 @@ def _always_causal(interface: Interface, shipped: Shipped) -> Shipped:
     for dtype in (torch.float32, torch.bfloat16):
         x = query.to(dtype)
         usual, other = (safe_call(partial(interface.call, each, x, x, x, {})) for each in (shipped, causal))
-        if not usual.error or not usual.refused:
+        if not usual.refused:
             return shipped
         if not other.error:
             return causal

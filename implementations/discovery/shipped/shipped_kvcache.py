@@ -99,7 +99,10 @@ def _cached(
     then: Tensor | None = None,
     **more: Any,
 ) -> Any:
-    """The same with more arguments by its own names; or what a later call answers, with lengths and without these."""
+    """The same with more arguments by its own names.
+
+    `then`: (B,) lengths of a second call without these arguments, which reads what the first has left; its answer.
+    """
     options = _completed(shipped, key, options)
     kind, placing = options.get("codes"), OPTIONS_OF_PAGES | OPTIONS_OF_CODES
     keywords = keywords_of(shipped, {name: given for name, given in options.items() if name not in placing})
@@ -218,7 +221,7 @@ WAYS: Mapping[str, tuple[frozenset[str], Call]] = {
 
 
 def of_new_keys(fit: Fit, always: bool = False) -> Fit:
-    """The fit where what is rotated, or all that is asked, are new keys and the queries that stand there."""
+    """The fit where new keys are rotated, or `always` given, and the queries are those that stand there."""
 
     def fitted(case: Case) -> Case | Unsupported:
         taken = fit(case)
@@ -226,9 +229,8 @@ def of_new_keys(fit: Fit, always: bool = False) -> Fit:
             return taken
         shortest = int(real_keys(taken).sum(-1).min(initial=taken.sizes.key_length))
         if not shortest:
-            return Unsupported("rotates new keys, and a sample has none")
-        rotated = taken.extension.rotary_tables is not RotaryTables.NONE
-        causal = taken.causal or rotated
+            return Unsupported("each query comes with a new key, and a sample has no key")
+        causal = taken.causal or taken.extension.rotary_tables is not RotaryTables.NONE
         return replace(taken, causal=causal).sized(query_length=min(taken.sizes.query_length, shortest))
 
     return fitted

@@ -19,6 +19,8 @@ from attention_conformance.spec.cases import Case, MaskKind, Padding, Sizes
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.tests.harness.judge.comparison import compare, part_of
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 
 START = """
 import functools
@@ -74,6 +76,13 @@ def write(folder: Path, name: str, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
+
+
+def failing(made: Implementation, *clauses: str, dtype: str = "float32") -> set[str]:
+    """Those of these clauses that fail; something of them is checked."""
+    found = run(made, clauses, (dtype,))
+    assert any(each.checks for each in found)
+    return {each.clause for each in found if each.status is Status.FAIL}
 
 
 def refused(make: Make, text: str, name: str = "f") -> str:

@@ -3,9 +3,7 @@
 import pytest
 
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.harness.run.runner import run
-from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.discovery.making import Make, failing
 
 CLAUSES = ("dropout.rate", "dropout.independent", "dropout.seed", "dropout.next-call", "dropout.factors")
 FUNCTION = """
@@ -43,19 +41,13 @@ class f(nn.Module):
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         angles = torch.outer(torch.arange(4096.0).double(), 10000.0 ** (-half / (dim // n_heads)))
         self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles), persistent=False)
-    def turned(self, x):
+    def rotated(self, x):
         pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous())
         return torch.view_as_real(pairs * self.turns[: x.shape[2]]).flatten(3).to(x.dtype)
     def forward(self, x):
         q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
-        return self.out(attend(self.turned(q), self.turned(k), v{moved}, causal=True)[0].transpose(1, 2).flatten(2))
+        return self.out(attend(self.rotated(q), self.rotated(k), v{moved}, causal=True)[0].transpose(1, 2).flatten(2))
 """
-
-
-def failing(make: Make, text: str, *clauses: str) -> set[str]:
-    found = run(make(text), clauses, ("float32",))
-    assert any(each.checks for each in found)
-    return {each.clause for each in found if each.status is Status.FAIL}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +62,7 @@ def test_dropout_of_what_is_always_causal(make: Make, dropped: str, wrong: bool)
     made = make(FUNCTION.format(dropped=dropped))
     assert made.claims.premises.causal
     assert Feature.DROPOUT in made.claims
-    assert bool(failing(make, FUNCTION.format(dropped=dropped), *CLAUSES)) is wrong
+    assert bool(failing(make(FUNCTION.format(dropped=dropped)), *CLAUSES)) is wrong
 
 
 @pytest.mark.parametrize(("dropped", "wrong"), [("self.dropout(p)", False), ("p", True), ("self.dropout(p) / 2", True)])
@@ -79,9 +71,9 @@ def test_rates_of_dropout_in_settings(make: Make, dropped: str, wrong: bool, by_
     text = SETTINGS.format(dropped=dropped)
     text = OWN + text.replace("self, config)", "self, config=Config())") if by_default else text
     assert Feature.DROPOUT in make(text).claims
-    assert bool(failing(make, text, *CLAUSES)) is wrong
+    assert bool(failing(make(text), *CLAUSES)) is wrong
 
 
 @pytest.mark.parametrize(("moved", "wrong"), [("", False), (" * (torch.arange(v.shape[2]) != 2)[:, None]", True)])
 def test_tables_of_complex_rotations_stay_complex(make: Make, moved: str, wrong: bool) -> None:
-    assert bool(failing(make, COMPLEX.format(moved=moved), "scores.dot-product", "values.weighted-sum")) is wrong
+    assert bool(failing(make(COMPLEX.format(moved=moved)), "scores.dot-product", "values.weighted-sum")) is wrong

@@ -9,16 +9,7 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Problem
-from attention_conformance.tests.harness.run.runner import run
-from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import START, Make, assert_conforms, write
-
-
-def failing(made: Implementation, *clauses: str, dtype: str = "float32") -> set[str]:
-    found = run(made, clauses, (dtype,))
-    assert any(each.checks for each in found)
-    return {each.clause for each in found if each.status is Status.FAIL}
-
+from attention_conformance.tests.selftest.discovery.making import START, Make, assert_conforms, failing, write
 
 AGAIN = """
 class Again(torch.autograd.Function):

@@ -8,14 +8,7 @@ from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import START, Make, write
-
-
-def failing(make: Make, text: str, *clauses: str) -> set[str]:
-    found = run(make(text), clauses, ("float32",))
-    assert any(each.checks for each in found)
-    return {each.clause for each in found if each.status is Status.FAIL}
-
+from attention_conformance.tests.selftest.discovery.making import START, Make, failing, write
 
 KEPT = """
 class f(nn.Module):
@@ -40,7 +33,7 @@ class f(nn.Module):
     ("used", "wrong"), [("use_cache and self.kept is not None", False), ("self.kept is not None", True)]
 )
 def test_a_cache_that_is_not_used_leaves_nothing(make: Make, used: str, wrong: bool) -> None:
-    assert bool(failing(make, KEPT.format(used=used), "relations.alternatives")) is wrong
+    assert bool(failing(make(KEPT.format(used=used)), "relations.alternatives")) is wrong
 
 
 TWO_PATHS = """
@@ -91,7 +84,7 @@ ADDED = {"documented": "; floats are added to its scores.", "hidden": ".bool()"}
 def test_a_published_class_of_two_paths(make: Make, changed: dict[str, str], wrong: bool) -> None:
     text = TWO_PATHS.format(**{**RIGHT, **changed})
     clauses = ("relations.alternatives", "conventions.empty-row", "cross-attention.*")
-    assert bool(failing(make, text, *clauses)) is wrong
+    assert bool(failing(make(text), *clauses)) is wrong
 
 
 def test_other_widths_that_are_refused_are_not_claimed(make: Make) -> None:
@@ -128,7 +121,7 @@ class f(nn.Module):
     ],
 )
 def test_a_mask_may_take_the_place_of_the_own_triangle(make: Make, added: str, wrong: bool) -> None:
-    assert bool(failing(make, REPLACED.format(added=added), "masks.*", "scores.*", "causal.*")) is wrong
+    assert bool(failing(make(REPLACED.format(added=added)), "masks.*", "scores.*", "causal.*")) is wrong
 
 
 ROTATING = """
@@ -148,7 +141,7 @@ class f(nn.Module):
 
 @pytest.mark.parametrize(("pairs", "wrong"), [("a.shape[-1]", False), ("x.shape[-1] * 4", True)])
 def test_the_base_of_rotations_is_the_stated_one(make: Make, pairs: str, wrong: bool) -> None:
-    assert bool(failing(make, ROTATING.format(pairs=pairs), "scores.*", "softmax.*")) is wrong
+    assert bool(failing(make(ROTATING.format(pairs=pairs)), "scores.*", "softmax.*")) is wrong
 
 
 LISTED = """
@@ -188,7 +181,7 @@ class f(nn.Module):
 
 @pytest.mark.parametrize(("seeded", "wrong"), [("pass", set()), ("torch.manual_seed(3)", {"dropout.seed"})])
 def test_dropout_that_draws_the_same_each_time_is_accused(make: Make, seeded: str, wrong: set[str]) -> None:
-    assert failing(make, SEEDED.format(seeded=seeded), "dropout.seed") == wrong
+    assert failing(make(SEEDED.format(seeded=seeded)), "dropout.seed") == wrong
 
 
 HEATED = """
@@ -218,7 +211,7 @@ class f(nn.Module):
 def test_slices_leave_no_head_out_and_what_is_learnt_is_a_parameter(
     make: Make, heat: str, end: str, wrong: bool
 ) -> None:
-    assert bool(failing(make, HEATED.format(heat=heat, end=end), "modules.as-built")) is wrong
+    assert bool(failing(make(HEATED.format(heat=heat, end=end)), "modules.as-built")) is wrong
 
 
 SHARING = """

@@ -3,9 +3,7 @@
 import pytest
 
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.harness.run.runner import run
-from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.discovery.making import Make, failing
 
 CACHED = """
 def flash_attn_with_kvcache(q, k_cache, v_cache, {parameters}, softmax_scale=None{flag}):
@@ -16,12 +14,12 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, {parameters}, softmax_scale=Non
     count = lengths[:, None] + torch.arange({new}.shape[1] if {new} is not None else 0)
     turns = {cos}
     if turns is not None:
-        def turned(x, at):
+        def rotated(x, at):
             c, s = turns[at][:, :, None], {sin}[at][:, :, None]
             half = c.shape[-1]
             a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
             return torch.cat([a * c - b * s, a * s + b * c, rest], -1)
-        q, k = turned(q, count), turned(k, {places})
+        q, k = rotated(q, count), rotated(k, {places})
     if {new} is not None:
         at = (rows.gather(1, count // size), count % size) if {table} is not None else (rows, count)
         k_cache[at], v_cache[at] = k, v
@@ -37,6 +35,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, {parameters}, softmax_scale=Non
     values = values.masked_fill(hidden.all(1)[..., None, None], 0.0)
     return torch.einsum("bhij,bjhd->bihd", p, values.repeat_interleave(h // values.shape[2], 2))
 """
+KVCACHE = "flash_attn_with_kvcache"
 LENGTHS = {
     "parameters": "k=None, v=None, cache_seqlens=None",
     "flag": ", causal=False",
@@ -59,12 +58,6 @@ NEW = {
 }
 
 
-def failing(make: Make, text: str, *clauses: str, name: str = "f") -> set[str]:
-    found = run(make(text, name), clauses, ("float32",))
-    assert any(each.checks for each in found)
-    return {each.clause for each in found if each.status is Status.FAIL}
-
-
 @pytest.mark.parametrize("wrong", [False, True])
 @pytest.mark.parametrize("form", ["lengths", "pages", "new keys"])
 def test_what_a_cache_needs(make: Make, form: str, wrong: bool) -> None:
@@ -73,12 +66,12 @@ def test_what_a_cache_needs(make: Make, form: str, wrong: bool) -> None:
     right, mistaken = {
         "lengths": ("place >= lengths[", "place > lengths["),
         "pages": ("count // size", "count[:, :1].expand_as(count) // size"),
-        "new keys": ("turned(k, count)", "turned(k, count - lengths[:, None])"),
+        "new keys": ("rotated(k, count)", "rotated(k, count - lengths[:, None])"),
     }[form]
     assert right in text
     text = text.replace(right, mistaken) if wrong else text
     clauses = ("values.weighted-sum", "relations.alternatives", "rotary-tables.scores", "rotary-tables.start")
-    assert bool(failing(make, text, *clauses, name="flash_attn_with_kvcache")) is wrong
+    assert bool(failing(make(text, KVCACHE), *clauses)) is wrong
 
 
 COPIED = """
@@ -98,7 +91,7 @@ def test_what_the_next_call_finds_in_the_cache(make: Make, wrong: bool) -> None:
     text = CACHED.format(**ROWS)
     assert KEPT in text
     text = text.replace("\n    count = lengths", COPIED, 1).replace(KEPT, KEPT + ("" if wrong else BACK))
-    assert bool(failing(make, text, "relations.alternatives", name="flash_attn_with_kvcache")) is wrong
+    assert bool(failing(make(text, KVCACHE), "relations.alternatives")) is wrong
 
 
 ALWAYS = """
@@ -119,6 +112,6 @@ def test_a_flag_that_has_to_be_set(make: Make, times: str, wrong: bool) -> None:
     made = make(ALWAYS.format(times=times))
     assert made.claims.premises.causal
     assert Feature.SINKS in made.claims
-    assert failing(make, ALWAYS.format(times=times), "values.weighted-sum", "sinks.sum") == {"sinks.sum"} & {
+    assert failing(make(ALWAYS.format(times=times)), "values.weighted-sum", "sinks.sum") == {"sinks.sum"} & {
         "sinks.sum" if wrong else ""
     }

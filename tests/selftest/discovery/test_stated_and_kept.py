@@ -7,18 +7,7 @@ import pytest
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.implementations.discovery.documented import stated_texts, states_booleans_alone
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.harness.run.runner import run
-from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import START, Make
-
-
-def failing(make: Make, text: str, *clauses: str, in_part: bool = False) -> set[str]:
-    if in_part:
-        Path("mine.py").write_text(START + text)
-    found = run(candidate("mine.py:f", {}, in_part=True) if in_part else make(text), clauses, ("float32",))
-    assert any(each.checks for each in found)
-    return {each.clause for each in found if each.status is Status.FAIL}
-
+from attention_conformance.tests.selftest.discovery.making import START, Make, failing, write
 
 BOOLEANS = """
 class f(nn.Module):
@@ -51,7 +40,7 @@ class f(nn.Module):
 )
 def test_masks_that_are_documented_as_boolean(make: Make, stated: str, moved: str, wrong: set[str]) -> None:
     text = BOOLEANS.format(stated=stated, moved=moved)
-    assert failing(make, text, "masks.segments", "masks.float") == wrong
+    assert failing(make(text), "masks.segments", "masks.float") == wrong
     assert (Feature.FLOAT_MASK in make(text).claims) is ("masks.float" in wrong)
 
 
@@ -98,10 +87,13 @@ class f(nn.Module):
         ("[Head(dim, dim // num_heads)] * num_heads", True),
     ],
 )
-def test_a_layer_that_is_listed_twice(make: Make, listed: str, wrong: bool) -> None:
-    text = LISTED.format(listed=listed)
-    clause = "modules.as-built" if wrong else "heads.independent"
-    assert bool(failing(make, text, clause, in_part=True)) is wrong
+def test_a_layer_that_is_listed_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, wrong: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "mine.py", START + LISTED.format(listed=listed))
+    made = candidate("mine.py:f", {}, in_part=True)
+    assert bool(failing(made, "modules.as-built" if wrong else "heads.independent")) is wrong
 
 
 CHANGED = """
@@ -124,7 +116,7 @@ class f(nn.Module):
 
 @pytest.mark.parametrize(("copied", "wrong"), [(".clone()", False), ("", True)])
 def test_a_mask_of_numbers_is_left_as_it_is(make: Make, copied: str, wrong: bool) -> None:
-    assert bool(failing(make, CHANGED.format(copied=copied), "relations.alternatives")) is wrong
+    assert bool(failing(make(CHANGED.format(copied=copied)), "relations.alternatives")) is wrong
 
 
 FROZEN = """
@@ -157,7 +149,7 @@ class f(nn.Module):
     ("needed", "wrong"), [("any(ctx.needs_input_grad)", False), ("any(ctx.needs_input_grad[:2])", True)]
 )
 def test_a_gradient_where_other_parameters_are_frozen(make: Make, needed: str, wrong: bool) -> None:
-    assert bool(failing(make, FROZEN.format(needed=needed), "gradients.single-input")) is wrong
+    assert bool(failing(make(FROZEN.format(needed=needed)), "gradients.single-input")) is wrong
 
 
 DISTANCES = """
@@ -191,7 +183,7 @@ class f(nn.Module):
     ],
 )
 def test_an_option_that_documentation_alone_names(make: Make, of_keys: str, wrong: bool) -> None:
-    assert bool(failing(make, DISTANCES.format(of_keys=of_keys), "modules.as-built")) is wrong
+    assert bool(failing(make(DISTANCES.format(of_keys=of_keys)), "modules.as-built")) is wrong
 
 
 WINDOWS = """
@@ -226,7 +218,7 @@ IMAGES_FIRST, WINDOWS_FIRST = ("(-1, len(mask))", "mask[:, None]"), ("(len(mask)
 )
 def test_the_documented_order_of_windows(make: Make, stated: str, order: tuple[str, str], wrong: bool) -> None:
     text = WINDOWS.format(stated=stated, windows=order[0], added=order[1])
-    assert bool(failing(make, text, "modules.as-built")) is wrong
+    assert bool(failing(make(text), "modules.as-built")) is wrong
 
 
 KEPT = """
@@ -244,7 +236,7 @@ def f(query, key, value, window=None):
 
 @pytest.mark.parametrize(("kept", "wrong"), [(", window", False), ("", True)])
 def test_a_window_that_is_kept_by_the_shape_alone(make: Make, kept: str, wrong: bool) -> None:
-    found = failing(make, KEPT.format(kept=kept), "window.extent", "window.narrow", "window.outside")
+    found = failing(make(KEPT.format(kept=kept)), "window.extent", "window.narrow", "window.outside")
     assert bool(found) is wrong
 
 
@@ -266,7 +258,7 @@ def f(q, k, v, sinks, softmax_scale=None, causal=False, window_size=(-1, -1)):
 def test_sinks_that_a_published_interface_needs(make: Make, less: str, wrong: bool) -> None:
     made = make(SUNK.format(less=less))
     assert Feature.SINKS in made.claims
-    assert bool(failing(make, SUNK.format(less=less), "causal.empty-rows", "sinks.range", "sinks.weights")) is wrong
+    assert bool(failing(make(SUNK.format(less=less)), "causal.empty-rows", "sinks.range", "sinks.weights")) is wrong
 
 
 SINGLE_KEY = """
@@ -285,7 +277,7 @@ def f(query, key, value, attn_bias=None):
 @pytest.mark.parametrize(("shifted", "wrong"), [("", set()), (" * 1.01", {"values.weighted-sum"})])
 def test_rows_without_keys_of_which_nobody_thought(make: Make, shifted: str, wrong: set[str]) -> None:
     text = SINGLE_KEY.format(shifted=shifted)
-    assert failing(make, text, "masks.empty-row-float", "masks.float", "values.weighted-sum") - {"masks.float"} == wrong
+    assert failing(make(text), "masks.empty-row-float", "masks.float", "values.weighted-sum") - {"masks.float"} == wrong
 
 
 EXPONENTIALS = """
@@ -305,5 +297,5 @@ class f(nn.Module):
     ("less", "wrong"), [(" - s.amax(-1, keepdim=True)", False), ("", True), (" - s.amax((-1, -2), keepdim=True)", True)]
 )
 def test_scores_of_any_size_in_modules_of_one_width(make: Make, less: str, wrong: bool) -> None:
-    found = failing(make, EXPONENTIALS.format(less=less), "softmax.large-scores", "softmax.row-maximum")
+    found = failing(make(EXPONENTIALS.format(less=less)), "softmax.large-scores", "softmax.row-maximum")
     assert bool(found) is wrong

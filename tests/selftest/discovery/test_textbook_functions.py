@@ -15,7 +15,7 @@ from attention_conformance.tests.harness.judge.judge import Judge
 from attention_conformance.tests.harness.judge.judging import verdict
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
 
 MANY_KEYS = 2**15
 DROPPING = """
@@ -26,12 +26,6 @@ def f(query, key, value, mask=None, {parameter}):
     {dropped}
     return p @ value, p
 """
-
-
-def failing(make: Make, text: str, *clauses: str) -> set[str]:
-    found = run(make(text), clauses, ("float32",))
-    assert any(each.checks for each in found)
-    return {each.clause for each in found if each.status is Status.FAIL}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +63,7 @@ def f(q, k, v, mask=None):
 
 @pytest.mark.parametrize(("repeated", "wrong"), [("repeat_interleave(h, 0)", False), ("repeat(h, 1, 1)", True)])
 def test_masks_of_samples_that_others_get_are_accused(make: Make, repeated: str, wrong: bool) -> None:
-    assert bool(failing(make, OF_SAMPLES.format(repeated=repeated), "masks.bool", "masks.broadcast")) is wrong
+    assert bool(failing(make(OF_SAMPLES.format(repeated=repeated)), "masks.bool", "masks.broadcast")) is wrong
 
 
 ONE_LENGTH = '''
@@ -96,7 +90,7 @@ def test_one_length_is_claimed_alone_where_it_is_documented(
     make: Make, documented: str, scale: str, wrong: bool
 ) -> None:
     text = ONE_LENGTH.format(documented=documented, scale=scale)
-    assert bool(failing(make, text, "scores.scale", "softmax.*", "heads.independent", "values.*")) is wrong
+    assert bool(failing(make(text), "scores.scale", "softmax.*", "heads.independent", "values.*")) is wrong
 
 
 FLASH = """
@@ -138,7 +132,7 @@ def f(q, k, v, bias=None, causal=False):
 
 @pytest.mark.parametrize(("word", "wrong"), [("if", False), ("elif", True)])
 def test_a_bias_alone_meets_the_causal_flag(make: Make, word: str, wrong: bool) -> None:
-    assert bool(failing(make, BIASED.format(word=word), "causal.with-mask")) is wrong
+    assert bool(failing(make(BIASED.format(word=word)), "causal.with-mask")) is wrong
 
 
 def test_rows_of_a_mean_need_no_answer_without_keys(make: Make) -> None:
@@ -194,7 +188,7 @@ def f(q, k, v, key_padding_mask=None, attn_mask=None, {more}):
 )
 def test_true_in_a_padding_mask_means_what_is_seen(make: Make, hidden: str, wrong: bool) -> None:
     text = PADDED.format(hidden=hidden, more="scale=None", last="")
-    assert bool(failing(make, text, "masks.key-padding", "masks.bool", "masks.intersect")) is wrong
+    assert bool(failing(make(text), "masks.key-padding", "masks.bool", "masks.intersect")) is wrong
 
 
 @pytest.mark.parametrize(
@@ -224,7 +218,7 @@ def f(query, key, value, window=(-1, -1)):
 
 @pytest.mark.parametrize(("least", "wrong"), [("-left", False), ("1 - left", True)])
 def test_a_pair_of_any_name_is_a_window(make: Make, least: str, wrong: bool) -> None:
-    assert bool(failing(make, WINDOWED.format(least=least), "window.*")) is wrong
+    assert bool(failing(make(WINDOWED.format(least=least)), "window.*")) is wrong
 
 
 SERVED = """
@@ -265,7 +259,7 @@ def f(q, k, v, lengths=None):
     ("axes", "wrong"), [("[:, None, None]", False), ("[:, None, None].flip(0)", True)]
 )  # with a length for each query, (B, 1, 1, Lq, Lk) gives an answer of another shape
 def test_lengths_of_samples_need_be_none_of_queries(make: Make, axes: str, wrong: bool) -> None:
-    assert bool(failing(make, OF_LENGTHS.format(axes=axes), "masks.valid-lens")) is wrong
+    assert bool(failing(make(OF_LENGTHS.format(axes=axes)), "masks.valid-lens")) is wrong
 
 
 SHARED_KEYS = """

@@ -2,9 +2,7 @@
 
 import pytest
 
-from attention_conformance.tests.harness.run.runner import run
-from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.discovery.making import Make, failing
 
 NORMED = """
 class f(nn.Module):
@@ -39,23 +37,17 @@ class f(nn.Module):
 """
 
 
-def failing(make: Make, text: str, *clauses: str) -> set[str]:
-    found = run(make(text), clauses, ("float32",))
-    assert any(each.checks for each in found)
-    return {each.clause for each in found if each.status is Status.FAIL}
-
-
 @pytest.mark.parametrize(("query", "key"), [("q_norm", "k_norm"), ("norm_q", "norm_k"), ("query_ln", "key_ln")])
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_norm_that_is_not_used(make: Make, query: str, key: str, wrong: bool) -> None:
     text = NORMED.format(query=query, key=key, used=query if wrong else key)
-    assert bool(failing(make, text, "modules.as-built")) is wrong
+    assert bool(failing(make(text), "modules.as-built")) is wrong
 
 
 @pytest.mark.parametrize(("every", "wrong"), [("[::2]", False), ("", True)])
 def test_a_mean_where_positions_weigh_keys(make: Make, every: str, wrong: bool) -> None:
     text = SLOPED.format(every=every)
     assert "a row without keys gets uniform" in make(text).stated
-    found = failing(make, text, "gradients.query", "masks.key-padding", "causal.padded-start", "shapes.combinations")
+    found = failing(make(text), "gradients.query", "masks.key-padding", "causal.padded-start", "shapes.combinations")
     assert bool(found) is wrong
     assert not found & {"causal.padded-start"}
