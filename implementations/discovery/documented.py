@@ -183,9 +183,9 @@ def _documents(target: object) -> list[str]:
 
 
 HEADING = re.compile(
-    r"(?:keyword )?(?:arg(?:ument)?s?|param(?:eter)?s?|inputs?|outputs?|returns?|shapes?) ?:", re.IGNORECASE
+    r"(?:keyword )?(?:arg(?:ument)?s?|param(?:eter)?s?|inputs?|outputs?|returns?|shapes?) ?:[\w*, ]*", re.IGNORECASE
 )
-"""A line above the paragraphs of several parameters."""
+"""A line above the paragraphs of several parameters, which may list their names."""
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -255,3 +255,20 @@ def _axes(text: str, names: str) -> set[str]:
     found = re.search(rf"\b(?i:{names})\b(?:[^()\n]{{0,40}}\bshape)?\W{{0,4}}\(([^()]*,[^()]*)\)", text)
     axes = {axis.strip() for axis in found[1].split(",")} if found else set()
     return {axis for axis in axes if not OF_HEADS.fullmatch(axis)}
+
+
+OWN_COUNTED = re.compile(
+    r"\bitself and (?:the |its )?(?:\w+ )??[\w.]+ ?(?:-|minus) ?(?:1|one)\b"
+    r"|\b(?:tokens?|keys|positions) in (?:all|total)\b|\bitself included\b"
+    r"|\bincluding (?:itself|the (?:token|query|position|current \w+) itself|its own)\b",
+    re.IGNORECASE,
+)
+OWN_NOT_COUNTED = re.compile(r"\b(?:besides|in addition to|plus|next to) itself\b", re.IGNORECASE)
+"""Words for a window that counts the query's own key, and for one of the keys before it alone."""
+
+
+def states_own_counted(target: object) -> bool | None:
+    """Whether a window counts the query's own key by its documentation; None where that states neither, or both."""
+    texts = [text for text in _documents(target) if "window" in text.lower()]
+    counted, not_counted = (any(map(words.search, texts)) for words in (OWN_COUNTED, OWN_NOT_COUNTED))
+    return None if counted is not_counted else counted

@@ -170,6 +170,10 @@ def _written(annotation: object) -> str:
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
+def _is_pair(default: object) -> bool:
+    return isinstance(default, tuple) and [type(each) for each in default] == [int, int]
+
+
 def _choices(parameter: Parameter) -> tuple[Size | None, ...]:
     """What it may count, None where it may be left out as well; nothing where it is left out."""
     size, words = size_of(parameter.name), words_of(parameter.name)
@@ -191,7 +195,8 @@ def _choices(parameter: Parameter) -> tuple[Size | None, ...]:
         return (size or Size.HEADS,)
     if not required(parameter):
         of_number = {Size.WINDOW_SIDE: OF_WINDOWS, Size.WIDTH: RANKS} if type(parameter.default) is int else {}
-        found = [each for each, names in of_number.items() if words & names]
+        of_pair = {Size.WINDOW: OF_WINDOWS, Size.WINDOW_SIDES: OF_WINDOWS} if _is_pair(parameter.default) else {}
+        found = [each for each, names in (of_number | of_pair).items() if words & names]
         return (None, *found) if found else ()
     if words & OF_WINDOWS:
         return (*WINDOWS, Size.LENGTH)

@@ -94,6 +94,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
     ),
     Size.LENGTH: (
         *("context_length", "context_size", "block_size", "ctx_len", "n_ctx", "seq_len", "seq_length", "window"),
+        "seq_size",
         *("max_len", "max_length", "max_seq_len", "max_seq_length", "max_positions", "max_sequence_length"),
         "max_position_embeddings",
         *("maximum_sequence_length", "n_timesteps", "num_timesteps", "timesteps"),
@@ -300,13 +301,10 @@ MANGLED = re.compile(r"_\w*?[a-zA-Z]\w*?(?=__[cC]\w*$)")
 
 def settings_parameter(signature: inspect.Signature) -> str:
     """The one parameter that is an object of settings, which may be left out where it alone has the sizes."""
-    needed = [
-        p.name
-        for p in signature.parameters.values()
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and size_of(p.name) is not Size.FLAG
-    ]
+    own = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    needed = [p.name for p in own if p.default is p.empty and size_of(p.name) is not Size.FLAG]
     if not needed and not {Size.WIDTH, Size.HEADS} & {size_of(name) for name in signature.parameters}:
-        needed = [p.name for p in signature.parameters.values() if p.default is None or hasattr(p.default, "__dict__")]
+        needed = [p.name for p in own if p.default is None or hasattr(p.default, "__dict__")]
     named = [name for name in needed if OF_SETTINGS & set(name.lower().split("_")) or MANGLED.match(name)]
     return named[0] if len(named) == 1 else ""
 

@@ -32,6 +32,7 @@ from attention_conformance.implementations.discovery.modules.neutrals import (
     is_input,
     words_of,
 )
+from attention_conformance.implementations.discovery.modules.packed_samples import Packing, packing_of
 from attention_conformance.implementations.discovery.modules.single_samples import each_sample_alone
 from attention_conformance.implementations.discovery.modules.spatial import SPATIAL, channels_last
 from attention_conformance.implementations.discovery.probe import parts_of
@@ -104,6 +105,7 @@ class ModuleCall:
         spatial: where its layout is another one: 1 for (B, E, L), 2 for (B, E, L, 1), 3 for (B, L, 1, E), 4 for a
             square of tokens, (B, L ** 0.5, L ** 0.5, E).
         gates_axes: whether factors of heads come as (1, H, 1, 1), not as (H,).
+        packing: how it takes all samples in one sequence, (B * L, E); None: it takes batches.
     """
 
     inputs: int = 3
@@ -131,6 +133,7 @@ class ModuleCall:
     resets: str = ""
     spatial: int = 0
     gates_axes: bool = False
+    packing: Packing | None = None
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         """The module's answer to the problem's tensors, with the output as (B, Lq, width)."""
@@ -175,10 +178,14 @@ class ModuleCall:
     def _prepared(
         self, module: nn.Module, inputs: list[torch.Tensor], options: dict[str, Any], heads: int
     ) -> Callable[[], Any]:
+        named = dict(zip(self.order, inputs, strict=False))
+        query, key = named.get("query", inputs[0]), named.get("key", inputs[0])
+        if self.packing is not None:
+            whole, options = query, options | self.packing.counts(query, key)
+            inputs = [self.packing.packed(x, n != "query") for n, x in zip(self.order, inputs, strict=False)]
+            query, key = (self.packing.packed(x, x is not query)[None] for x in (query, key))
         for name, neutral in self.tables.items():
             if options.get(name) is None:
-                named = dict(zip(self.order, inputs, strict=False))
-                query, key = named.get("query", inputs[0]), named.get("key", inputs[0])
                 first = (query.transpose(0, 1), key.transpose(0, 1)) if self.length_first else (query, key)
                 options[name] = neutral.given(*first, heads)
         if self.spatial:
@@ -199,8 +206,9 @@ class ModuleCall:
             call = partial(_output_first, call, self.part)
         if self.spatial:
             linear = bool(self.tap) and isinstance(module.get_submodule(self.tap), nn.Linear)
-            last = linear or self.spatial > 2
-            call = partial(channels_last, call, last)
+            call = partial(channels_last, call, linear or self.spatial > 2)
+        if self.packing is not None:
+            call = partial(self.packing.unpacked, call, *whole.shape[:2])
         return (lambda: _batch_first(call())) if self.length_first else call
 
     def _options(self, given: Tensors, problem: Problem) -> dict[str, Any]:
@@ -258,11 +266,11 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
         raise TargetError(f"it defines no forward: define forward(query, key, value), {ADAPTER}")
     whole = inspect.signature(kind.forward)
     signature = whole.replace(parameters=list(whole.parameters.values())[1:])
+    signature, packing = packing_of(signature)
     inputs = inputs_in(signature)
     keywords = by_keyword(signature, inputs)
     kwargs = {**KWARGS_OF_FORWARD, **{name: name for name in ("key_padding_mask", *WEIGHTS_RETURNED)}}
-    named = {p.name for p in inputs}
-    others = [p for p in signature.parameters.values() if p.name not in named and (required(p) or is_empty_place(p))]
+    others = [p for p in signature.parameters.values() if p not in inputs and (required(p) or is_empty_place(p))]
     of_tables = {p.name for p in others if words_of(p.name) & TABLE_WORDS or p.name in LENGTH_NAMES}
     names = known_names(signature)
     unknown = [p.name for p in others if p.name in of_tables or (p.name not in names and "drop" not in p.name)]
@@ -270,7 +278,7 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     options = read_options(known, inputs, kwargs)
     count = 3 if takes_any(signature, inspect.Parameter.VAR_POSITIONAL) else len(inputs)
     call = ModuleCall(count, _order(inputs), options, polarity, always=options.weights_returned, keywords=keywords)
-    call = replace(call, resets=emptied_by(kind))
+    call = replace(call, resets=emptied_by(kind), packing=packing)
     masks = [p.name for p in others if names.get(p.name) in ("bool_mask", "float_mask")]
     calls = [call]
     if count == 1 and inputs and words_of(inputs[0].name) & OF_LISTS:
@@ -282,9 +290,8 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
     if second and not of_keys and (role(second) is None or role(inputs[0].name) is None):
         alone = replace(call, inputs=1, unread=second)
         yield from (replace(alone, tables={second: Neutral.NONE, **tables}) for tables in every)
-        given = MASKS if second.lower() in LETTERS else ()
-        alone = replace(alone, unread="")
-        yield from (replace(alone, tables={second: mask, **tables}) for mask, tables in product(given, every))
+        masked = product(MASKS if second.lower() in LETTERS else (), every)
+        yield from (replace(alone, unread="", tables={second: mask, **tables}) for mask, tables in masked)
 
 
 def with_context(call: ModuleCall, kind: type[nn.Module]) -> Iterator[ModuleCall]:

@@ -184,10 +184,8 @@ def _answering(call: ModuleCall, make: Constructor, module: nn.Module, any_error
         refused = error
     answered = False
     others = [replace(call, length_first=True)] if call.tables else []  # as many rows as tokens
-    others += [
-        replace(call, each_sample=True),
-        *(replace(call, spatial=axes) for axes in (2, 1, 3, *([4] if make.window in SQUARES else []))),
-    ]
+    spatial = (replace(call, spatial=axes) for axes in (2, 1, 3, *([4] if make.window in SQUARES else [])))
+    others += [] if call.packing else [replace(call, each_sample=True), *spatial]
     for other in others:
         if other.each_sample and _has_convolutions(module):
             continue

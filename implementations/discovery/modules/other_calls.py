@@ -13,6 +13,7 @@ from torch import nn
 from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHTS
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import TorchModule
+from attention_conformance.implementations.adapters.transforms import Through, unbatched
 from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
@@ -43,6 +44,10 @@ from attention_conformance.spec.problem import Problem
 
 OF_STATE = {"cache", "present", "past", "incremental", "state", "kv"}
 """Words in the names of flags with which a module keeps or returns what later calls may use."""
+SAMPLES_OTHERWISE = "in the other layout, without a batch axis"
+AVERAGED_OF_SAMPLES = "with averaged weights, without a batch axis"
+PROMISED = frozenset({WITHOUT_WEIGHTS, SAMPLES_OTHERWISE, AVERAGED_OF_SAMPLES})
+"""What the published interface promises: where that raises, it fails."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,22 @@ class AfterFlag:
         return replace(self.call, resets="")(module, given, problem)  # what it does not use need not be emptied
 
 
+@dataclass(frozen=True)
+class OfSamples:
+    """A call without a batch axis, for one sample after the other."""
+
+    call: ModuleCall
+
+    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
+        """The answers, stacked."""
+        return self.call(Through(unbatched, module), given, problem)
+
+
+def _takes_samples(plan: ModulePlan) -> bool:
+    """Whether it has the published interface, and answers without a batch axis as it is usually called."""
+    return _is_published(plan) and plan.has_modes and not plan.check.error_of(plan.run(OfSamples(plan.call)))
+
+
 def other_calls(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     """Other ways to build and call it that should give the same answer."""
     yield from _called_otherwise(plan)
@@ -72,6 +93,11 @@ def other_calls(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     if "batch_first" in plan.make.options:
         laid = replace(plan.make, options={**plan.make.options, "batch_first": plan.call.length_first})
         yield "in the other layout", plan.run(replace(plan.call, length_first=not plan.call.length_first), laid)
+        if not plan.call.length_first and _takes_samples(plan):
+            yield SAMPLES_OTHERWISE, plan.run(OfSamples(plan.call), laid)
+    if (packing := plan.call.packing) is not None:
+        others = replace(plan.call, packing=replace(packing, others=True))
+        yield "with a shorter and an empty document before the others", plan.run(others)
     requested = dict(_requested(plan))
     yield from ((way, plan.run(call, extras=extras)) for way, (call, extras) in requested.items())
     if (make := _with_dropout(plan)) is not None:
@@ -153,7 +179,10 @@ def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
         yield "without weights, in evaluation and inference mode", fast
     if {"need_weights", "average_attn_weights"} <= set(spelled) and call.always.get(spelled["need_weights"]):
         always = {spelled["need_weights"]: True, spelled["average_attn_weights"]: True}
-        yield "with averaged weights", plan.run(replace(call, always=always), extras={1: "averaged_weights"})
+        averaged = replace(call, always=always)
+        yield "with averaged weights", plan.run(averaged, extras={1: "averaged_weights"})
+        if _takes_samples(plan):
+            yield AVERAGED_OF_SAMPLES, plan.run(OfSamples(averaged), extras={1: "averaged_weights"})
     if published and isinstance(kind, type) and takes_float_padding(kind, call.options.named.spelled):
         added = replace(call, padding_added=True)
         if not replace(plan.check, function=added).run(replace(BIASED, mask_shape=MaskShape.KEYS)).error:

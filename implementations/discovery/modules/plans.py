@@ -25,6 +25,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     extras_seen,
     parts,
 )
+from attention_conformance.implementations.discovery.documented import states_own_counted
 from attention_conformance.implementations.discovery.extras import (
     Extra,
     ignored_parts,
@@ -61,6 +62,7 @@ from attention_conformance.implementations.discovery.modules.module_masks import
 )
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
 from attention_conformance.implementations.discovery.modules.narrow_windows import with_narrow_window
+from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.other_forms import refuse_other_forms
 from attention_conformance.implementations.discovery.modules.promises import (
     has_published_interface,
@@ -120,6 +122,7 @@ class ModulePlan:
         assert isinstance(call, ModuleCall)
         plan = replace(self, call=call, check=check)
         plan, notes = (plan, notes) if given.rotary_base else plan._with_stated_base(notes)
+        plan, notes = (plan, notes) if given.window_left is not None else plan._with_stated_window(notes)
         return plan._with_norms(notes) if self.norms is not None else (plan, notes)
 
     def _with_stated_base(self, notes: list[str]) -> tuple[ModulePlan, list[str]]:
@@ -130,6 +133,19 @@ class ModulePlan:
             return self, notes
         claims = replace(self.check.claims, premises=replace(premises, rotary_base=float(stated[1])))
         note = f"its {stated[0]!r} is {stated[1]:g}, and its rotations are those of {seen:g}"
+        return replace(self, check=replace(self.check, claims=claims).stating(note)), notes
+
+    def _with_stated_window(self, notes: list[str]) -> tuple[ModulePlan, list[str]]:
+        """The plan with the window that its documentation states, where one key more or less is seen: a mistake."""
+        premises, counted = self.check.claims.premises, states_own_counted(self.make.kind)
+        seen = premises.window_left
+        if seen is None or counted is None:
+            return self, notes
+        stated = next((n - counted for n in _windows(built(self.make)) if abs(n - counted - seen) == 1), None)
+        if stated is None or any(n - counted == seen for n in _windows(built(self.make))):
+            return self, notes
+        claims = replace(self.check.claims, premises=replace(premises, window_left=stated))
+        note = f"by its documentation a query sees {stated} keys before its own, and it is seen to see {seen}"
         return replace(self, check=replace(self.check, claims=claims).stating(note)), notes
 
     def _with_norms(self, notes: list[str]) -> tuple[ModulePlan, list[str]]:
@@ -214,6 +230,12 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     always = replace(NO_PREMISES if variant is None else variant.premises, causal=False, length=length)
     notes = (*ignored_parts(parts(plain), extras), *seen)
     return ModulePlan(make, call, evaluating, extras, check, notes, always, norms_inside(make, call))
+
+
+def _windows(module: nn.Module) -> list[int]:
+    """The numbers of tokens that a module keeps by the name of a window."""
+    kept = ((name, value) for part in module.modules() for name, value in vars(part).items())
+    return [value for name, value in kept if "window" in words_of(name) and type(value) is int and value > 0]
 
 
 def _features(make: Constructor, call: ModuleCall) -> frozenset[Feature]:

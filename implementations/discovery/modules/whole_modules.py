@@ -48,6 +48,7 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
 from attention_conformance.implementations.discovery.modules.left_out import never_given
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.neutrals import OF_PARTS, words_of
+from attention_conformance.implementations.discovery.modules.parameter_slopes import ParameterSlopes
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns, place_of
 from attention_conformance.implementations.discovery.modules.part_equations import PartEquations
 from attention_conformance.implementations.discovery.modules.part_numbers import numbers
@@ -119,13 +120,12 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
 
 def _harder(run: AsBuilt, module: nn.Module, check: ClaimCheck, sized: bool) -> dict[str, Run]:
     """The run in a long sequence, and with other tokens where they are hidden, as far as it answers so."""
-    found: dict[str, Run] = {}
+    found = _answered({"the slopes along its parameters": ParameterSlopes(run)}, check)
     runs = () if sized else in_long(run, plain_problem(check), check.device)
     attempts = (Changed(each, lengthened) for each in runs)
     long = next((each for each in attempts if _answers(each, check, lengthened)), None)
     found |= {} if long is None else {f"in a sequence of {TOKENS} tokens": long}
-    hidden = hiding(check.claims)
-    if hidden is not None and run.prefixes and not mixes_tokens(module):
+    if (hidden := hiding(check.claims)) is not None and run.prefixes and not mixes_tokens(module):
         found |= _answered({"where a mask hides the last tokens": OthersHidden(run, hidden)}, check)
     return found
 

@@ -1,0 +1,74 @@
+"""Modules that take all samples in one sequence, (B * L, E), with where each begins: documents that are packed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.signatures import required
+
+OF_BOUNDS, OF_LENGTHS = {"cu", "cum", "cumulative"}, {"seqlen", "seqlens", "seq", "len", "lens", "length", "lengths"}
+OF_KEYS = ("k", "kv", "key", "keys")
+"""Words in the names of the bounds of documents, of their lengths, and endings of those of keys."""
+CUT = 2
+"""Tokens that a document lacks which stands before the others."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How samples are packed.
+
+    Attributes:
+        bounds: the parameters that take where each document begins, (B + 1,), and the end of the last.
+        longest: those that take the length of the longest one.
+        others: whether a shorter document and one without tokens stand before those of the problem; where queries and
+            keys have bounds each, the second one is without keys alone.
+    """
+
+    bounds: tuple[str, ...]
+    longest: tuple[str, ...] = ()
+    others: bool = False
+
+    def packed(self, x: torch.Tensor, of_keys: bool) -> torch.Tensor:
+        """(B, L, E) as (B * L, E), behind the other documents."""
+        before = sum(self._before(x.shape[1], of_keys))
+        return torch.cat([x[0].repeat(2, 1)[:before], x.flatten(0, 1)]) if before else x.flatten(0, 1)
+
+    def _before(self, tokens: int, of_keys: bool) -> list[int]:
+        """The lengths of the other documents."""
+        return [tokens - CUT, 0 if of_keys or len(self.bounds) == 1 else CUT] if self.others else []
+
+    def counts(self, query: torch.Tensor, key: torch.Tensor) -> dict[str, Any]:
+        """What its parameters are given for inputs (B, L, E)."""
+        found: dict[str, Any] = {}
+        for name in (*self.bounds, *self.longest):
+            of_keys = name.lower().endswith(OF_KEYS)
+            x = key if of_keys else query
+            lengths = [0, *self._before(x.shape[1], of_keys), *[x.shape[1]] * len(x)]
+            ends = torch.tensor(lengths, dtype=torch.int32, device=x.device).cumsum(0, dtype=torch.int32)
+            found[name] = ends if name in self.bounds else max(lengths)
+        return found
+
+    def unpacked(self, call: Callable[[], Any], batch: int, tokens: int) -> Any:
+        """The answer with an output (B, L, E) for a packed one."""
+        answer = call()
+        first, *rest = answer if isinstance(answer, tuple) else (answer,)
+        output = first[sum(self._before(tokens, False)) :]
+        output = output.unflatten(0, (batch, tokens))
+        return (output, *rest) if isinstance(answer, tuple) else output
+
+
+def packing_of(signature: inspect.Signature) -> tuple[inspect.Signature, Packing | None]:
+    """How a forward takes packed samples by the names of what it needs, and the rest; None where it needs no bounds."""
+    named = {name: words_of(name) for name, p in signature.parameters.items() if required(p)}
+    bounds = tuple(name for name, words in named.items() if words & OF_BOUNDS and words & OF_LENGTHS)
+    longest = tuple(name for name, words in named.items() if "max" in words and words & OF_LENGTHS)
+    if not bounds:
+        return signature, None
+    rest = [p for name, p in signature.parameters.items() if name not in (*bounds, *longest)]
+    return signature.replace(parameters=rest), Packing(bounds, longest)

@@ -1,0 +1,136 @@
+"""Windows that documentation states or a default, and what published names promise of a sample alone."""
+
+import pytest
+
+from attention_conformance.tests.selftest.discovery.making import Make, failing
+
+WINDOW = '''
+class f(nn.Module):
+    """Causal attention. {stated}"""
+
+    def __init__(self, dim, num_heads, sliding_window=4):
+        super().__init__()
+        self.h, self.sliding_window = num_heads, sliding_window
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        at = torch.arange(x.shape[1])
+        ahead = at - at[:, None]
+        seen = (ahead <= 0) & (-ahead {limit} self.sliding_window)
+        return self.out(attend(q, k, v, seen)[0].transpose(1, 2).flatten(2))
+'''
+COUNTED = "A token sees sliding_window tokens in all: itself and the sliding_window - 1 before it."
+NOT_COUNTED = "A token sees sliding_window tokens before it, in addition to itself."
+
+
+@pytest.mark.parametrize(
+    ("stated", "limit", "wrong"),
+    [
+        (COUNTED, "<", False),
+        (COUNTED, "<=", True),
+        (NOT_COUNTED, "<=", False),
+        (NOT_COUNTED, "<", True),
+        ("It has a sliding window.", "<=", False),
+        ("It has a sliding window.", "<", False),
+    ],
+)
+def test_documentation_states_whether_a_window_counts_the_own_key(
+    make: Make, stated: str, limit: str, wrong: bool
+) -> None:
+    assert bool(failing(make(WINDOW.format(stated=stated, limit=limit)), "scores.*", "softmax.*")) is wrong
+
+
+OF_IMAGES = '''
+class f(nn.Module):
+    """x: (num_images * num_windows, N, dim); mask: (num_windows, N, N), added."""
+
+    def __init__(self, dim, window_size=(4, 4), num_heads=4):
+        super().__init__()
+        self.h, (down, along) = num_heads, window_size
+        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * down - 1) * (2 * along - 1), num_heads))
+        y, x = torch.meshgrid(torch.arange(down), torch.arange(along), indexing="ij")
+        y, x = ((each.flatten()[:, None] - each.flatten()) for each in (y, x))
+        self.register_buffer("rows", (y + down - 1) * (2 * along - 1) + x + along - 1)
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x, mask=None):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        bias = self.relative_position_bias_table[self.rows].permute(2, 0, 1)
+        if mask is not None:
+            bias = bias + mask[:, None].{repeated}
+        return self.proj(attend(q, k, v, bias)[0].transpose(1, 2).flatten(2))
+'''
+
+
+@pytest.mark.parametrize(
+    ("repeated", "wrong"),
+    [
+        ("repeat(len(x) // len(mask), 1, 1, 1)", False),
+        ("repeat_interleave(len(x) // len(mask), 0)", True),
+    ],
+)
+def test_a_window_may_have_sides_by_default(make: Make, repeated: str, wrong: bool) -> None:
+    assert bool(failing(make(OF_IMAGES.format(repeated=repeated)), "modules.as-built")) is wrong
+
+
+SAMPLES = """
+class f(nn.MultiheadAttention):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None,
+                average_attn_weights=True, is_causal=False):
+        masks = {{"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "is_causal": is_causal}}
+        alone = query.ndim == 2 and not self.batch_first
+        if alone:
+            query, key, value = ({moved} for x in (query, key, value))
+            masks["key_padding_mask"] = None if key_padding_mask is None else key_padding_mask[None]
+        output, weights = super().forward(query, key, value, need_weights=True, average_attn_weights=False, **masks)
+        output, weights = (output.squeeze({axis}), weights.squeeze(0)) if alone else (output, weights)
+        weights = weights.mean({heads}) if average_attn_weights else weights
+        return output, weights if need_weights else None
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, False),
+        ({"moved": "x.unsqueeze(0)", "axis": "0"}, True),
+        ({"heads": "1"}, True),
+    ],
+)
+def test_samples_alone_are_promised_in_both_layouts_and_with_averaged_weights(
+    make: Make, changes: dict[str, str], wrong: bool
+) -> None:
+    usual = {"moved": "x.unsqueeze(1)", "axis": "1", "heads": "-3"}
+    made = make(SAMPLES.format(**usual | changes))
+    assert bool(failing(made, "relations.alternatives", "modules.unbatched")) is wrong
+
+
+INDICES = '''
+class f(nn.Module):
+    """Attention.
+
+    Args: dim, mask
+        dim (int): of a head
+        mask (torch.Tensor): tensor containing indices to be masked
+    """
+
+    def __init__(self, dim):
+        super().__init__()
+        self.root = np.sqrt(dim)
+
+    def forward(self, query, key, value, mask=None):
+        score = query @ key.mT / self.root
+        if mask is not None:
+            score.masked_fill_(mask.view(score.size()), -torch.inf)
+        attn = F.softmax(score, -1)
+        return attn @ value, attn
+'''
+
+
+def test_a_line_of_names_is_no_parameter(make: Make) -> None:
+    """Integers are the type of another parameter below it, and not of the mask."""
+    assert not failing(make(INDICES), "effects.inputs", "masks.*")
