@@ -29,6 +29,8 @@ DTYPES: Mapping[str, np.dtype[np.generic]] = {
 
 HALF = ("bfloat16", "float16")
 """The half types; there may be no bfloat16."""
+AUTOCAST = "bfloat16"
+"""That of products in mixed precision, as it is checked."""
 HELD = ("query", "key", "value", "attn_mask", "key_padding_mask", "valid_lens", "cotangent")
 """The arrays that a problem holds by a field of their own."""
 

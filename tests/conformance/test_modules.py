@@ -13,7 +13,7 @@ from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, 
 from attention_conformance.spec.conventions import EmptyRow
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.problem import DTYPES, Array, Problem
+from attention_conformance.spec.problem import AUTOCAST, DTYPES, Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -153,8 +153,8 @@ def test_autocast(judge: Judge) -> None:
 
 
 def _assert_half_precision(judge: Judge, case: Case, context: str, gradients: bool) -> None:
-    """Numbers of bfloat16 in float32, compared within the bounds of bfloat16."""
-    halves = build(case, "bfloat16")
+    """Numbers of the half type in float32, compared within the bounds of the half type."""
+    halves = build(case, AUTOCAST)
     halves = replace(halves, needs=judge.problem(case).needs if gradients else ())
     halves = halves if halves.needs else halves.forward_only()
     single = DTYPES[judge.dtype]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,8 +45,8 @@ class ParameterSlopes:
             along = [_along(each) for each in gradients]
             stated.append(sum(float((g * step).sum()) for g, step in zip(gradients, along, strict=True)))
             rises = [self._rise(module, group, along, cotangent, problem, size) for size in STEPS]
-            smooth = max(rises) - min(rises) <= SMOOTH * max(map(abs, rises))
-            risen.append(min(rises, key=lambda each: abs(each - stated[-1])) if smooth else stated[-1])
+            judged = _is_smooth(rises) and not self._keeps(module, group, along, problem, device)
+            risen.append(min(rises, key=lambda each: abs(each - stated[-1])) if judged else stated[-1])
         texts = (f"by the gradient of {path}" for path in groups)
         others = [[*risen[:n], one, *risen[n + 1 :]] for n, one in enumerate(stated)]
         return Result(_column(risen), others={how: Result(_column(x)) for how, x in zip(texts, others, strict=True)})
@@ -76,23 +76,50 @@ class ParameterSlopes:
         problem: Problem,
         size: float,
     ) -> float:
-        """How much the sum of output times cotangent rises along a direction, a step of this size to either side.
+        """How much the sum of output times cotangent rises along a direction, a step of this size to either side."""
+        sums = []
+        for step in (size, -size):
+            with _moved(group, along, step):
+                output = torch.from_numpy(self.run.answer(module, problem, str(cotangent.device)))
+            sums.append(float((output * cotangent.cpu()).sum()))
+        return (sums[0] - sums[1]) / (2.0 * size)
 
-        It is no number where the module keeps what it has computed from its parameters as its mode changed.
-        """
-        before, sums = [each.detach().clone() for each in group], []
-        for sign in (1.0, -1.0):
-            with torch.no_grad():
-                for parameter, start, step in zip(group, before, along, strict=True):
-                    parameter.copy_(start + sign * size * step)
-            device = str(cotangent.device)
-            kept, output = (self.run.answer(each(module), problem, device) for each in (lambda same: same, in_new_mode))
-            sums.append(float((output * cotangent.cpu().numpy()).sum()) if np.array_equal(kept, output) else math.nan)
+    def _keeps(
+        self,
+        module: nn.Module,
+        group: Sequence[nn.Parameter],
+        along: Sequence[torch.Tensor],
+        problem: Problem,
+        device: str,
+    ) -> bool:
+        """Whether the module keeps what it has computed from these parameters as its mode changed."""
+        with _moved(group, along, STEPS[-1]):
+            kept, computed = (self.run.answer(each(module), problem, device) for each in (_same, in_new_mode))
+        in_new_mode(module)
+        return not np.array_equal(kept, computed)
+
+
+@contextmanager
+def _moved(group: Sequence[nn.Parameter], along: Sequence[torch.Tensor], size: float) -> Iterator[None]:
+    """With the parameters of a group a step farther along a direction."""
+    before = [each.detach().clone() for each in group]
+    with torch.no_grad():
+        for parameter, step in zip(group, along, strict=True):
+            parameter.add_(size * step)
+    try:
+        yield
+    finally:
         with torch.no_grad():
             for parameter, start in zip(group, before, strict=True):
                 parameter.copy_(start)
-        in_new_mode(module)
-        return (sums[0] - sums[1]) / (2.0 * size)
+
+
+def _same(module: nn.Module) -> nn.Module:
+    return module
+
+
+def _is_smooth(rises: Sequence[float]) -> bool:
+    return max(rises) - min(rises) <= SMOOTH * max(map(abs, rises))
 
 
 def _of_one_form(module: nn.Module) -> dict[str, list[nn.Parameter]]:

@@ -36,8 +36,8 @@ NEAR = 1e-4
 """How far an answer may be off, whose equation is seen: some modules compute a part in float32 always."""
 
 
-PUBLISHED = ("distance_embedding",)
-"""Names of parts whose equations are published with them: those of the relative positions of BERT."""
+PUBLISHED, PUBLISHED_SINKS = ("distance_embedding",), ("sinks",)
+"""Names of parts whose equations are published with them: those of the relative positions of BERT, and of gpt-oss."""
 
 
 class Role(StrEnum):
@@ -62,6 +62,7 @@ class Through(StrEnum):
     EXPONENTIAL = "the exponential"
     SIGMOID = "the sigmoid"
     TANH = "the hyperbolic tangent"
+    SCALED = "the scaled number, as scores are"
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,11 @@ class Held:
         opened: torch.Tensor = logits.sigmoid().unflatten(-1, (heads, -1)).transpose(1, 2)
         return opened
 
+    def sinks(self, through: Through, width: int) -> torch.Tensor:
+        """(H, 1, 1), as they stand next to scores of heads of this width."""
+        scale = width**-0.5 if through is Through.SCALED else 1.0
+        return scale * self.weight[:, None, None]
+
     def of_heads(self, through: Through, heads: int) -> torch.Tensor:
         """(H, 1, 1) or (H, 1, d)."""
         return self.taken(through).reshape(heads, 1, -1) if self.weight.ndim else self.taken(through)
@@ -166,7 +172,8 @@ def output_with_parts(
     for held, through in of[Role.BEFORE]:
         scores = held.mixed(scores, through)
     scores = scores.masked_fill(hidden, -torch.inf)
-    sinks = [held.weight[:, None, None].expand(*scores.shape[:-1], 1) for held, _ in of[Role.SINK]]
+    width = given.query.shape[-1]
+    sinks = [held.sinks(through, width).expand(*scores.shape[:-1], 1) for held, through in of[Role.SINK]]
     weights = torch.cat([scores, *sinks], -1).softmax(-1)[..., : scores.shape[-1]]
     for held, through in of[Role.AFTER]:
         weights = held.mixed(weights, through)
@@ -290,6 +297,15 @@ def equations(make: Constructor, call: Call, variant: Variant, problem: Problem,
     return _mistaken(whole, module, problem, parts, shown)
 
 
+def _published(path: str, shape: tuple[int, ...], problem: Problem) -> Iterator[tuple[Use, Use]]:
+    """The use that a part has by its published name, each with one that is a known mistake in it."""
+    if path.endswith(PUBLISHED):
+        for right in tables_of_shape(shape, problem.num_heads, problem.query.shape[-1]):
+            yield from ((Use(Role.TABLE, table=right), Use(Role.TABLE, table=wrong)) for wrong in mistakes(right))
+    if path.endswith(PUBLISHED_SINKS) and shape == (problem.num_heads,):
+        yield Use(Role.SINK), Use(Role.SINK, Through.SCALED)
+
+
 def _mistaken(
     whole: PartEquations,
     module: nn.Module,
@@ -298,11 +314,11 @@ def _mistaken(
     shown: torch.Tensor,
 ) -> PartEquations | None:
     """The equation that a part has by its published name, where a known mistake in it gives the answer."""
-    if len(parts) != 1 or not (path := next(iter(parts))).endswith(PUBLISHED):
+    if len(parts) != 1:
         return None
-    for right in tables_of_shape(parts[path], problem.num_heads, problem.query.shape[-1]):
-        for wrong in mistakes(right):
-            expected = safe_call(partial(whole.expected, module, problem, {path: Use(Role.TABLE, table=wrong)})).value
-            if expected is not None and torch.allclose(expected, shown, NEAR, NEAR):
-                return replace(whole, uses={path: Use(Role.TABLE, table=right)})
+    ((path, shape),) = parts.items()
+    for right, wrong in _published(path, shape, problem):
+        expected = safe_call(partial(whole.expected, module, problem, {path: wrong})).value
+        if expected is not None and torch.allclose(expected, shown, NEAR, NEAR):
+            return replace(whole, uses={path: right})
     return None

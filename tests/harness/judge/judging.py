@@ -12,7 +12,8 @@ from attention_conformance.implementations.worker.remote import loss_of
 from attention_conformance.reference.bounds.precision import operands_exact
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.clauses import Clause
-from attention_conformance.spec.problem import HALF
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.problem import AUTOCAST, HALF
 from attention_conformance.tests.harness.judge.call_time import BudgetSpentError
 from attention_conformance.tests.harness.judge.clause_tests import ClauseTest
 from attention_conformance.tests.harness.judge.influence import wrong_keys
@@ -72,7 +73,7 @@ def verdict(clause: Clause, judge: Judge, seconds: float, left_path: str = "") -
     implementation, tally = judge.implementation, judge.tally
     entries = implementation.expected_failures
     expected = next((entry for entry in entries if entry.shows(clause.id, judge.dtype, judge.device)), None)
-    result, reason = (Status.ERROR, left_path) if left_path else status(judge, expected)
+    result, reason = (Status.ERROR, left_path) if left_path else status(clause, judge, expected)
     failed = result in (Status.FAIL, Status.EXPECTED_FAILURE)
     return Verdict(
         clause=clause.id,
@@ -109,10 +110,10 @@ def _finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]:
+def status(clause: Clause, judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]:
     """The outcome that follows from the checks, and the reason where one is needed."""
     if judge.tally.checks == 0:
-        return _without_checks(judge)
+        return _without_checks(clause, judge)
     if expected is None:
         return (Status.FAIL, "") if judge.tally.failures else (Status.PASS, "")
     if judge.tally.failures:
@@ -120,10 +121,10 @@ def status(judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]
     return Status.ERROR, f"passes, but is expected to fail ({expected.reason}): remove the entry"
 
 
-def _without_checks(judge: Judge) -> tuple[Status, str]:
-    coarse = judge.dtype in HALF or not operands_exact(judge.dtype, judge.conventions)
-    if judge.tally.inconclusive and coarse:
-        return Status.NOT_PROVABLE, f"every bound in {judge.dtype} is too wide to prove anything"
+def _without_checks(clause: Clause, judge: Judge) -> tuple[Status, str]:
+    dtype = AUTOCAST if Feature.AUTOCAST in clause.features else judge.dtype
+    if judge.tally.inconclusive and (dtype in HALF or not operands_exact(dtype, judge.conventions)):
+        return Status.NOT_PROVABLE, f"every bound in {dtype} is too wide to prove anything"
     if judge.tally.inconclusive:
         return Status.ERROR, "every bound is too wide to prove anything"
     if judge.unsupported:

@@ -26,6 +26,7 @@ LATER = "hidden = hidden | torch.ones(s.shape[2:], dtype=torch.bool).triu(1)"
 PADDED = "hidden = hidden if key_padding_mask is None else hidden | key_padding_mask[:, None, None]"
 SINKS = "self.sinks = nn.Parameter(torch.zeros(heads))"
 COLUMN = "torch.cat([s, self.sinks.view(-1, 1, 1).expand(*s.shape[:-1], 1)], -1).softmax(-1)[..., :-1] @ v"
+SCALED = COLUMN.replace("self.sinks", "(self.sinks * q.shape[-1] ** -0.5)")
 BLOCKS = "e @ v / (e.sum(-1, keepdim=True) + (s.shape[-1] // 64 + 1) * self.sinks.exp().view(-1, 1, 1))"
 
 
@@ -71,8 +72,8 @@ def test_a_flag_hides_later_tokens_with_all_parts_in_place(make: Make, wrong: bo
     assert is_caught(make, text) is wrong
 
 
-@pytest.mark.parametrize(("answer", "wrong"), [(COLUMN, False), (BLOCKS, True)])
-def test_a_sink_counts_once_however_long_the_sequence_is(make: Make, answer: str, wrong: bool) -> None:
+@pytest.mark.parametrize(("answer", "wrong"), [(COLUMN, False), (BLOCKS, True), (SCALED, True)])
+def test_a_sink_counts_once_as_it_is_however_long_the_sequence_is(make: Make, answer: str, wrong: bool) -> None:
     assert is_caught(make, body(SINKS, f"({answer})", LATER, HIDE, "e = s.exp()")) is wrong
 
 

@@ -171,6 +171,13 @@ def test_outcomes_that_need_a_reason(judge: Judge, outcome: Comparison | None, s
     assert (own.checks, own.inconclusive) == (int(counted), int(outcome is TOO_WIDE))
 
 
+def test_mixed_precision_is_as_coarse_as_its_half_type() -> None:
+    judge = _judge()
+    judge.record(Case(), TOO_WIDE)
+    own = verdict(load()["modules.autocast"], judge, 1.0)
+    assert (own.status, own.reason) == (Status.NOT_PROVABLE, "every bound in bfloat16 is too wide to prove anything")
+
+
 def test_a_clause_without_a_case_that_fits_is_not_claimed() -> None:
     judge = _judge()
     assert list(judge.cases(Case(causal=True))) == []
