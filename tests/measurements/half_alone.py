@@ -72,7 +72,7 @@ def _judged(alone: Implementation, test: ClauseTest, dtype: str, failures: int =
     judge = Judge(alone, dtype, tier=TIERS["quick"], failure_limit=failures, selected=(dtype,))
     with suppress(FailureLimitError):
         test(judge)
-    return status(judge, None)[0]
+    return status(judge, None, dtype)[0]
 
 
 def right_one(defect: Defect) -> Implementation | None:

@@ -22,7 +22,7 @@ from attention_conformance.tests.harness.explain.diagnosis.diagnosis import diag
 from attention_conformance.tests.harness.explain.diagnosis.pattern import options
 from attention_conformance.tests.harness.judge.clause_tests import Selection, clause_tests
 from attention_conformance.tests.harness.judge.judge import FailureLimitError, Judge
-from attention_conformance.tests.harness.judge.judging import plainest, status
+from attention_conformance.tests.harness.judge.judging import dtype_of_bounds, plainest, status
 from attention_conformance.tests.harness.judge.tiers import TIERS
 from attention_conformance.tests.report.verdict import Status
 
@@ -99,7 +99,7 @@ def outcome(implementation: Implementation, tier: str, dtypes: tuple[str, ...] =
         judge = Judge(implementation, check.dtype, tier=TIERS[tier], failure_limit=FAILURE_LIMIT, selected=dtypes)
         with suppress(FailureLimitError):
             check.test(judge)
-        result, reason = status(judge, None)
+        result, reason = status(judge, None, dtype_of_bounds(check.clause, judge))
         if result is Status.ERROR:
             errors.append(f"{check.clause.id} in {check.dtype}: {reason}")
         if result is Status.FAIL:

@@ -119,7 +119,7 @@ def _same(module: nn.Module) -> nn.Module:
 
 
 def _is_smooth(rises: Sequence[float]) -> bool:
-    return max(rises) - min(rises) <= SMOOTH * max(map(abs, rises))
+    return bool(max(rises) - min(rises) <= SMOOTH * max(map(abs, rises)))
 
 
 def _of_one_form(module: nn.Module) -> dict[str, list[nn.Parameter]]:

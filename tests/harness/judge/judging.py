@@ -73,7 +73,7 @@ def verdict(clause: Clause, judge: Judge, seconds: float, left_path: str = "") -
     implementation, tally = judge.implementation, judge.tally
     entries = implementation.expected_failures
     expected = next((entry for entry in entries if entry.shows(clause.id, judge.dtype, judge.device)), None)
-    result, reason = (Status.ERROR, left_path) if left_path else status(clause, judge, expected)
+    result, reason = (Status.ERROR, left_path) if left_path else status(judge, expected, dtype_of_bounds(clause, judge))
     failed = result in (Status.FAIL, Status.EXPECTED_FAILURE)
     return Verdict(
         clause=clause.id,
@@ -110,10 +110,15 @@ def _finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def status(clause: Clause, judge: Judge, expected: ExpectedFailure | None) -> tuple[Status, str]:
-    """The outcome that follows from the checks, and the reason where one is needed."""
+def dtype_of_bounds(clause: Clause, judge: Judge) -> str:
+    """That of the judge, or that of products in mixed precision."""
+    return AUTOCAST if Feature.AUTOCAST in clause.features else judge.dtype
+
+
+def status(judge: Judge, expected: ExpectedFailure | None, dtype: str) -> tuple[Status, str]:
+    """The outcome that follows from the checks with the bounds of a dtype, and the reason where one is needed."""
     if judge.tally.checks == 0:
-        return _without_checks(clause, judge)
+        return _without_checks(judge, dtype)
     if expected is None:
         return (Status.FAIL, "") if judge.tally.failures else (Status.PASS, "")
     if judge.tally.failures:
@@ -121,8 +126,7 @@ def status(clause: Clause, judge: Judge, expected: ExpectedFailure | None) -> tu
     return Status.ERROR, f"passes, but is expected to fail ({expected.reason}): remove the entry"
 
 
-def _without_checks(clause: Clause, judge: Judge) -> tuple[Status, str]:
-    dtype = AUTOCAST if Feature.AUTOCAST in clause.features else judge.dtype
+def _without_checks(judge: Judge, dtype: str) -> tuple[Status, str]:
     if judge.tally.inconclusive and (dtype in HALF or not operands_exact(dtype, judge.conventions)):
         return Status.NOT_PROVABLE, f"every bound in {dtype} is too wide to prove anything"
     if judge.tally.inconclusive:
