@@ -7,6 +7,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from attention_conformance.implementations.adapters.tensors import TORCH_DTYPES
+from attention_conformance.spec.problem import AUTOCAST
+
 Called: TypeAlias = Callable[..., Any]
 Transform: TypeAlias = Callable[..., Any]
 """Called as transform(function, *inputs, **options), where inputs are query, key and value, batch first."""
@@ -72,8 +75,8 @@ def in_evaluation(module: Called, *inputs: Tensor, **options: Any) -> Any:
 
 
 def in_autocast(function: Called, *inputs: Tensor, **options: Any) -> Any:
-    """To bfloat16; the answer is converted back to the dtype of the inputs."""
-    with torch.autocast(inputs[0].device.type, torch.bfloat16):
+    """To the half type of `AUTOCAST`; the answer is converted back to the dtype of the inputs."""
+    with torch.autocast(inputs[0].device.type, TORCH_DTYPES[AUTOCAST]):
         answer = function(*inputs, **options)
     return _of_answer(answer, lambda x: x.to(inputs[0].dtype))
 

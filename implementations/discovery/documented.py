@@ -268,7 +268,11 @@ OWN_NOT_COUNTED = re.compile(r"\b(?:besides|in addition to|plus|next to) itself\
 
 
 def states_own_counted(target: object) -> bool | None:
-    """Whether a window counts the query's own key by its documentation; None where that states neither, or both."""
-    texts = [text for text in _documents(target) if "window" in text.lower()]
-    counted, not_counted = (any(map(words.search, texts)) for words in (OWN_COUNTED, OWN_NOT_COUNTED))
+    """Whether a window counts the query's own key by its documentation; None where that states neither, or both.
+
+    Only sentences that name a window are read: others count tokens, too.
+    """
+    sentences = (each for text in _documents(target) for each in re.split(r"[.;]\s|\n\s*\n", text))
+    named = [each for each in sentences if "window" in each.lower()]
+    counted, not_counted = (any(map(words.search, named)) for words in (OWN_COUNTED, OWN_NOT_COUNTED))
     return None if counted is not_counted else counted

@@ -40,7 +40,12 @@ from attention_conformance.implementations.discovery.modules.mask_ranks import u
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
-from attention_conformance.implementations.discovery.modules.other_calls import PROMISED, calls_after_flags, other_calls
+from attention_conformance.implementations.discovery.modules.other_calls import (
+    PROMISED,
+    SHORTER_DOCUMENT,
+    calls_after_flags,
+    other_calls,
+)
 from attention_conformance.implementations.discovery.modules.own_backward import own_backward
 from attention_conformance.implementations.discovery.modules.own_cache import unused_caches
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan, plan_module
@@ -93,7 +98,7 @@ def module_candidate(
         if (error := check.run(TRANSPOSED).error) and Feature.VIEWS in claims:
             claims = replace(claims, features=claims.features - {Feature.VIEWS})
             notes = (*notes, unclaimed("views", error))
-    kept = PROMISED if published else frozenset[str]()
+    kept = {SHORTER_DOCUMENT, *(PROMISED if published else ())}
     alternatives = {other: run for other, run in other_calls(plan) if other in kept or check.succeeds(run)}
     alternatives |= dict(calls_after_flags(plan))
     features = claims.features.union(EXTRA_FEATURES[extra.name] for extra in plan.extras)

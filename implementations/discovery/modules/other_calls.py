@@ -48,6 +48,8 @@ SAMPLES_OTHERWISE = "in the other layout, without a batch axis"
 AVERAGED_OF_SAMPLES = "with averaged weights, without a batch axis"
 PROMISED = frozenset({WITHOUT_WEIGHTS, SAMPLES_OTHERWISE, AVERAGED_OF_SAMPLES})
 """What the published interface promises: where that raises, it fails."""
+SHORTER_DOCUMENT = "with a shorter document before the others"
+"""What every forward promises that takes where documents begin."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,8 @@ def other_calls(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
         if not plan.call.length_first and _takes_samples(plan):
             yield SAMPLES_OTHERWISE, plan.run(OfSamples(plan.call), laid)
     if (packing := plan.call.packing) is not None:
-        others = replace(plan.call, packing=replace(packing, others=True))
-        yield "with a shorter and an empty document before the others", plan.run(others)
+        for others, way in enumerate((SHORTER_DOCUMENT, "with a shorter and an empty document before the others"), 1):
+            yield way, plan.run(replace(plan.call, packing=replace(packing, others=others)))
     requested = dict(_requested(plan))
     yield from ((way, plan.run(call, extras=extras)) for way, (call, extras) in requested.items())
     if (make := _with_dropout(plan)) is not None:

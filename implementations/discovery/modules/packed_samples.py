@@ -13,8 +13,8 @@ from attention_conformance.implementations.discovery.modules.neutrals import wor
 from attention_conformance.implementations.discovery.signatures import required
 
 OF_BOUNDS, OF_LENGTHS = {"cu", "cum", "cumulative"}, {"seqlen", "seqlens", "seq", "len", "lens", "length", "lengths"}
-OF_KEYS = ("k", "kv", "key", "keys")
-"""Words in the names of the bounds of documents, of their lengths, and endings of those of keys."""
+KEY_ENDINGS = ("k", "kv", "key", "keys")
+"""Words in the names of the bounds of documents and of their lengths, and how names of those of keys end."""
 CUT = 2
 """Tokens that a document lacks which stands before the others."""
 
@@ -26,28 +26,28 @@ class Packing:
     Attributes:
         bounds: the parameters that take where each document begins, (B + 1,), and the end of the last.
         longest: those that take the length of the longest one.
-        others: whether a shorter document and one without tokens stand before those of the problem; where queries and
-            keys have bounds each, the second one is without keys alone.
+        others: number of other documents before those of the problem: a shorter one, and one without tokens; where
+            queries and keys have bounds each, this one is without keys alone.
     """
 
     bounds: tuple[str, ...]
     longest: tuple[str, ...] = ()
-    others: bool = False
+    others: int = 0
 
     def packed(self, x: torch.Tensor, of_keys: bool) -> torch.Tensor:
         """(B, L, E) as (B * L, E), behind the other documents."""
         before = sum(self._before(x.shape[1], of_keys))
-        return torch.cat([x[0].repeat(2, 1)[:before], x.flatten(0, 1)]) if before else x.flatten(0, 1)
+        return torch.cat([x.new_ones(before, x.shape[-1]), x.flatten(0, 1)])
 
     def _before(self, tokens: int, of_keys: bool) -> list[int]:
         """The lengths of the other documents."""
-        return [tokens - CUT, 0 if of_keys or len(self.bounds) == 1 else CUT] if self.others else []
+        return [max(0, tokens - CUT), 0 if of_keys or len(self.bounds) == 1 else CUT][: self.others]
 
     def counts(self, query: torch.Tensor, key: torch.Tensor) -> dict[str, Any]:
         """What its parameters are given for inputs (B, L, E)."""
         found: dict[str, Any] = {}
         for name in (*self.bounds, *self.longest):
-            of_keys = name.lower().endswith(OF_KEYS)
+            of_keys = name.lower().endswith(KEY_ENDINGS)
             x = key if of_keys else query
             lengths = [0, *self._before(x.shape[1], of_keys), *[x.shape[1]] * len(x)]
             ends = torch.tensor(lengths, dtype=torch.int32, device=x.device).cumsum(0, dtype=torch.int32)
@@ -58,8 +58,7 @@ class Packing:
         """The answer with an output (B, L, E) for a packed one."""
         answer = call()
         first, *rest = answer if isinstance(answer, tuple) else (answer,)
-        output = first[sum(self._before(tokens, False)) :]
-        output = output.unflatten(0, (batch, tokens))
+        output = first[sum(self._before(tokens, False)) :].unflatten(0, (batch, tokens))
         return (output, *rest) if isinstance(answer, tuple) else output
 
 

@@ -15,7 +15,7 @@ from attention_conformance.implementations.adapters.as_built import ROUNDINGS, S
 from attention_conformance.implementations.adapters.results import output_of
 from attention_conformance.implementations.adapters.tensors import slopes, tensors
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.spec.problem import Problem
+from attention_conformance.spec.problem import Array, Problem
 
 STEPS = (2.0**-12, 2.0**-6, 2.0**-2)
 """Steps of parameters of about 1: in what is smooth, the slopes are alike in all of them, also in float32 inside."""
@@ -94,7 +94,8 @@ class ParameterSlopes:
     ) -> bool:
         """Whether the module keeps what it has computed from these parameters as its mode changed."""
         with _moved(group, along, STEPS[-1]):
-            kept, computed = (self.run.answer(each(module), problem, device) for each in (_same, in_new_mode))
+            kept = self.run.answer(module, problem, device)
+            computed = self.run.answer(in_new_mode(module), problem, device)
         in_new_mode(module)
         return not np.array_equal(kept, computed)
 
@@ -112,10 +113,6 @@ def _moved(group: Sequence[nn.Parameter], along: Sequence[torch.Tensor], size: f
         with torch.no_grad():
             for parameter, start in zip(group, before, strict=True):
                 parameter.copy_(start)
-
-
-def _same(module: nn.Module) -> nn.Module:
-    return module
 
 
 def _is_smooth(rises: Sequence[float]) -> bool:
@@ -138,5 +135,5 @@ def _along(gradient: torch.Tensor) -> torch.Tensor:
     return torch.stack(both).mean(0).to(gradient.device)
 
 
-def _column(numbers: Sequence[float]) -> np.ndarray:
+def _column(numbers: Sequence[float]) -> Array:
     return np.array(numbers, np.float64)[None, :, None]

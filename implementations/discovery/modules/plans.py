@@ -141,9 +141,12 @@ class ModulePlan:
         seen = premises.window_left
         if seen is None or counted is None:
             return self, notes
-        stated = next((n - counted for n in _windows(built(self.make)) if abs(n - counted - seen) == 1), None)
-        if stated is None or any(n - counted == seen for n in _windows(built(self.make))):
+        with torch.random.fork_rng(devices=[]):
+            numbers = {number - counted for number in _windows(built(self.make))}
+        near = numbers & {seen - 1, seen + 1}
+        if seen in numbers or not near:
             return self, notes
+        stated = min(near)
         claims = replace(self.check.claims, premises=replace(premises, window_left=stated))
         note = f"by its documentation a query sees {stated} keys before its own, and it is seen to see {seen}"
         return replace(self, check=replace(self.check, claims=claims).stating(note)), notes

@@ -79,9 +79,10 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 def failing(made: Implementation, *clauses: str, dtype: str = "float32") -> set[str]:
-    """Those of these clauses that fail; something of them is checked."""
+    """Those of these clauses that fail; something of them is checked, and none is an error."""
     found = run(made, clauses, (dtype,))
     assert any(each.checks for each in found)
+    assert not [each.reason for each in found if each.status is Status.ERROR]
     return {each.clause for each in found if each.status is Status.FAIL}
 
 

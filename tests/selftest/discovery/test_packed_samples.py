@@ -15,7 +15,7 @@ class f(nn.Module):
         at = torch.arange(len(hidden_states))
         document = torch.bucketize(at, cu_seqlens[1:].long(), right={right})
         seen = document[:, None] == document
-        assert {longest}
+        assert {asserted}
         return self.proj(attend(q, k, v, seen)[0].transpose(0, 1).flatten(1))
 """
 CROSS = """
@@ -36,12 +36,17 @@ class f(nn.Module):
         seen = self.documents(cu_seqlens_q, len(x))[:, None] == self.documents(cu_seqlens_k, len(context))
         return self.to_out(attend(q, k, v, seen)[0][0].transpose(0, 1).flatten(1))
 """
+ALIKE = "cu_seqlens[1:] - cu_seqlens[:-1] == max_seqlen"
 LONGEST = "max_seqlen == (cu_seqlens[1:] - cu_seqlens[:-1]).max()"
 
 
-@pytest.mark.parametrize(("right", "wrong"), [(True, False), (False, True)])
-def test_samples_are_documents_of_one_sequence(make: Make, right: bool, wrong: bool) -> None:
-    made = make(PACKED.format(right=right, longest=LONGEST))
+@pytest.mark.parametrize(
+    ("right", "asserted", "wrong"),
+    [(True, LONGEST, False), (False, LONGEST, True), (True, f"({ALIKE}).all()", True)],
+)
+def test_samples_are_documents_of_one_sequence(make: Make, right: bool, asserted: str, wrong: bool) -> None:
+    """Their lengths may differ."""
+    made = make(PACKED.format(right=right, asserted=asserted))
     assert bool(failing(made, "heads.independent", "relations.*")) is wrong
 
 

@@ -2,14 +2,12 @@
 
 import pytest
 
-from attention_conformance.implementations.api.contract import Implementation, Unsupported
+from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
-from attention_conformance.tests.harness.run.runner import run
-from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.discovery.making import Make, failing
 
 COPY = """
 class Copy(nn.Module):
@@ -53,12 +51,6 @@ WRONG = {
     "copies are the module itself": ("modules.copied", "def __deepcopy__(self, memo): return self"),
     "a state is not loaded": ("modules.saved", "def load_state_dict(self, *a, **k): pass"),
 }
-
-
-def failing(made: Implementation, *clauses: str) -> set[str]:
-    verdicts = run(made, clauses, ("float32",))
-    assert any(verdict.checks for verdict in verdicts)
-    return {verdict.clause for verdict in verdicts if verdict.status in (Status.FAIL, Status.ERROR)}
 
 
 @pytest.mark.parametrize(("clause", "body"), WRONG.values(), ids=WRONG)
@@ -197,3 +189,38 @@ def test_a_flag_that_is_refused_in_so_many_words_is_not_judged(make: Make) -> No
     made = make(refusing, "Copy")
     assert Feature.CAUSAL not in made.claims
     assert "causal not claimed: AssertionError: set it in the constructor" in made.about
+
+
+SAMPLES = """
+class f(nn.MultiheadAttention):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None,
+                average_attn_weights=True, is_causal=False):
+        masks = {{"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "is_causal": is_causal}}
+        alone = query.ndim == 2 and not self.batch_first
+        if alone:
+            query, key, value = ({moved} for x in (query, key, value))
+            masks["key_padding_mask"] = None if key_padding_mask is None else key_padding_mask[None]
+        output, weights = super().forward(query, key, value, need_weights=True, average_attn_weights=False, **masks)
+        output, weights = (output.squeeze({axis}), weights.squeeze(0)) if alone else (output, weights)
+        weights = weights.mean({heads}) if average_attn_weights else weights
+        return output, weights if need_weights else None
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, False),
+        ({"moved": "x.unsqueeze(0)", "axis": "0"}, True),
+        ({"heads": "1"}, True),
+    ],
+)
+def test_samples_alone_are_promised_in_both_layouts_and_with_averaged_weights(
+    make: Make, changes: dict[str, str], wrong: bool
+) -> None:
+    usual = {"moved": "x.unsqueeze(1)", "axis": "1", "heads": "-3"}
+    made = make(SAMPLES.format(**usual | changes))
+    assert bool(failing(made, "relations.alternatives", "modules.unbatched")) is wrong

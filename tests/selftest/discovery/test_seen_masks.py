@@ -8,7 +8,7 @@ from attention_conformance.spec.conventions import EmptyRow, PaddedTokens, Polar
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
 from attention_conformance.tests.selftest.discovery.test_given_forms import text_of
 
 LATER = "torch.ones(s.shape[-2:], dtype=torch.bool).triu(1)"
@@ -292,3 +292,30 @@ def test_a_length_of_0_next_to_a_padding_mask(make: Make, first: str, judged: bo
     assert Feature.KEY_PADDING in made.claims
     assert made.claims.conventions.empty_row_padding is EmptyRow.NAN
     assert isinstance(fit(Case(padding=Padding.EMPTY_LENGTHS), made.claims), Case) is judged
+
+
+INDICES = '''
+class f(nn.Module):
+    """Attention.
+
+    Args: dim, mask
+        dim (int): of a head
+        mask (torch.Tensor): tensor containing indices to be masked
+    """
+
+    def __init__(self, dim):
+        super().__init__()
+        self.root = np.sqrt(dim)
+
+    def forward(self, query, key, value, mask=None):
+        score = query @ key.mT / self.root
+        if mask is not None:
+            score.masked_fill_(mask.view(score.size()), -torch.inf)
+        attn = F.softmax(score, -1)
+        return attn @ value, attn
+'''
+
+
+def test_a_line_of_names_is_no_parameter(make: Make) -> None:
+    """Integers are the type of another parameter below it, and not of the mask."""
+    assert not failing(make(INDICES), "effects.inputs", "masks.*")

@@ -1,4 +1,4 @@
-"""Windows that documentation states or a default, and what published names promise of a sample alone."""
+"""Windows of modules: whether the own key counts, as documentation states, and those of images, by their default."""
 
 import pytest
 
@@ -32,6 +32,7 @@ NOT_COUNTED = "A token sees sliding_window tokens before it, in addition to itse
         (NOT_COUNTED, "<=", False),
         (NOT_COUNTED, "<", True),
         ("It has a sliding window.", "<=", False),
+        ("It has a sliding window. x: (N, dim), N tokens in total.", "<=", False),
         ("It has a sliding window.", "<", False),
     ],
 )
@@ -72,65 +73,3 @@ class f(nn.Module):
 )
 def test_a_window_may_have_sides_by_default(make: Make, repeated: str, wrong: bool) -> None:
     assert bool(failing(make(OF_IMAGES.format(repeated=repeated)), "modules.as-built")) is wrong
-
-
-SAMPLES = """
-class f(nn.MultiheadAttention):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-
-    def forward(self, query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None,
-                average_attn_weights=True, is_causal=False):
-        masks = {{"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "is_causal": is_causal}}
-        alone = query.ndim == 2 and not self.batch_first
-        if alone:
-            query, key, value = ({moved} for x in (query, key, value))
-            masks["key_padding_mask"] = None if key_padding_mask is None else key_padding_mask[None]
-        output, weights = super().forward(query, key, value, need_weights=True, average_attn_weights=False, **masks)
-        output, weights = (output.squeeze({axis}), weights.squeeze(0)) if alone else (output, weights)
-        weights = weights.mean({heads}) if average_attn_weights else weights
-        return output, weights if need_weights else None
-"""
-
-
-@pytest.mark.parametrize(
-    ("changes", "wrong"),
-    [
-        ({}, False),
-        ({"moved": "x.unsqueeze(0)", "axis": "0"}, True),
-        ({"heads": "1"}, True),
-    ],
-)
-def test_samples_alone_are_promised_in_both_layouts_and_with_averaged_weights(
-    make: Make, changes: dict[str, str], wrong: bool
-) -> None:
-    usual = {"moved": "x.unsqueeze(1)", "axis": "1", "heads": "-3"}
-    made = make(SAMPLES.format(**usual | changes))
-    assert bool(failing(made, "relations.alternatives", "modules.unbatched")) is wrong
-
-
-INDICES = '''
-class f(nn.Module):
-    """Attention.
-
-    Args: dim, mask
-        dim (int): of a head
-        mask (torch.Tensor): tensor containing indices to be masked
-    """
-
-    def __init__(self, dim):
-        super().__init__()
-        self.root = np.sqrt(dim)
-
-    def forward(self, query, key, value, mask=None):
-        score = query @ key.mT / self.root
-        if mask is not None:
-            score.masked_fill_(mask.view(score.size()), -torch.inf)
-        attn = F.softmax(score, -1)
-        return attn @ value, attn
-'''
-
-
-def test_a_line_of_names_is_no_parameter(make: Make) -> None:
-    """Integers are the type of another parameter below it, and not of the mask."""
-    assert not failing(make(INDICES), "effects.inputs", "masks.*")
