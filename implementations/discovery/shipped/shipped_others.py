@@ -1,4 +1,4 @@
-"""The functions of FlashInfer, xFormers, transformers, JAX, ONNX and torch's flex_attention."""
+"""The functions of FlashInfer, xFormers, transformers, JAX and ONNX."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from attention_conformance.implementations.discovery.shipped.shipped import (
 )
 from attention_conformance.implementations.discovery.shipped.shipped_latent import LATENT
 from attention_conformance.implementations.discovery.shipped.shipped_merge import MERGES
+from attention_conformance.implementations.discovery.shipped.shipped_mods import POSITIONAL
 from attention_conformance.implementations.discovery.shipped.shipped_paged import PAGED
 from attention_conformance.implementations.discovery.shipped.shipped_planned import PLANNED, to_the_left
 from attention_conformance.implementations.discovery.shipped.shipped_quantised import QUANTISED
@@ -163,22 +164,6 @@ def onnx(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, 
     return joined(output, *extras[2:3])
 
 
-def flex(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
-    """Masks and biases as functions of the position of a score."""
-    from attention_conformance.implementations.builtin.flex import FlexCall, arguments, one_block, uncompiled
-    from attention_conformance.implementations.builtin.inhouse.call_options import Options
-
-    flag = {name: given for name, given in options.items() if name == "return_lse"}
-    suite = {name: given for name, given in options.items() if name not in flag}
-    grouped = query.shape[1] != key.shape[1]
-    call = FlexCall(query, key, value, Options(**suite, enable_gqa=grouped))
-    with uncompiled():
-        return shipped.function(query, key, value, **arguments(call, one_block), **flag)
-
-
-SCORED = {"attn_mask": "block_mask", "key_padding_mask": "block_mask", "is_causal": "block_mask", "scale": "scale"}
-SCORED |= dict.fromkeys(("window_size", "query_segments", "key_segments", "cu_seqlens_q", "cu_seqlens_k"), "block_mask")
-SCORED |= dict.fromkeys(("softcap", "alibi_slopes", "relative_bias", "query_start"), "score_mod")
 ONE_NUMBER = "with one number as its window"
 """A way in which some functions of an interface can be called, and others raise."""
 
@@ -237,13 +222,6 @@ OTHERS = (
         {name: name for name in ("attn_mask", "is_causal", "scale", "softcap")} | {"valid_lens": "nonpad_kv_seqlen"},
         fit=from_the_real_end,
     ),
-    Interface(
-        "torch's flex_attention",
-        frozenset({"query", "key", "value", "score_mod", "block_mask"}),
-        flex,
-        SCORED,
-        {"causal-alignment": "top-left"},
-    ),
 )
 
 
@@ -254,4 +232,4 @@ def interfaces() -> tuple[Interface, ...]:
         return (*(each for each in OTHERS if each.call in (jax_nn, onnx)), *MERGES, *PAGED, *QUANTISED, *LATENT)
     from attention_conformance.implementations.discovery.shipped.shipped_flash import FLASH
 
-    return (*FLASH, *OTHERS, *MERGES, *PLANNED, *PAGED, *QUANTISED, *LATENT)
+    return (*FLASH, *OTHERS, *POSITIONAL, *MERGES, *PLANNED, *PAGED, *QUANTISED, *LATENT)

@@ -1,6 +1,7 @@
 """The folder of a report: claimed before a candidate is imported, by one run at a time, and never green by accident."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -197,10 +198,11 @@ def test_a_signal_leaves_all_views_marked(tmp_path: Path, number: signal.Signals
     file.write_text(SLOW)
     chosen = ("--candidate", f"{file}:attention", "--dtype", "float64", "--report", str(folder), *processes)
     command = [sys.executable, "-m", "pytest", *ON_THE_SUITE, *chosen]
-    with heeded(number), subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    named = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+    with heeded(number), subprocess.Popen(command, cwd=ROOT, env=named, stdout=subprocess.PIPE, text=True) as process:
         waits(lambda: (folder / FILE).exists() and len((folder / FILE).read_text().splitlines()) > 2)
         process.send_signal(number)
-        output, _ = process.communicate(timeout=60)
+        output = ended(process)
     assert process.returncode == ExitStatus.INTERRUPTED, output
     nothing_conforms(folder)
     assert completion(folder)["reason"] == "the run was interrupted"
@@ -208,6 +210,18 @@ def test_a_signal_leaves_all_views_marked(tmp_path: Path, number: signal.Signals
     assert "next: the run is not complete" in output
     assert "conforms" not in output
     assert replay(folder).closing.complete is False
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """What it has written once it ended; one that does not end shows on the error stream where it stands.
+
+    The processes of pytest-xdist have twice 10 s to end, and other tests run at the same time.
+    """
+    try:
+        return process.communicate(timeout=150)[0]
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        raise
 
 
 @contextmanager
