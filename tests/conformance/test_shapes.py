@@ -91,6 +91,11 @@ EXTENSIONS: tuple[dict[str, Any], ...] = (
 MANY_KEYS = Case(seed=11).sized(batch=1, num_heads=2, query_length=3, key_length=1031)
 BEYOND_HALF = Case(seed=20).sized(batch=1, num_heads=1, query_length=301, key_length=301, d_k=16, d_v=16)
 """Positions that are no numbers of bfloat16."""
+BEYOND_IN_TURN = (
+    replace(BEYOND_HALF, scores=Scores.RISING, causal=True),
+    replace(BEYOND_HALF, scores=Scores.RISING).extended(window_left=20, window_right=0),
+)
+"""The same where a query that sees one key too many sees little else."""
 ROTATED_LAST = replace(BEYOND_HALF, score_std=8.0).sized(batch=4, d_k=4, d_v=4)
 REAL = 16
 """Tokens of it that are not 0, the last ones: among few keys that count, a position that is off by one is seen."""
@@ -214,6 +219,7 @@ def test_large(judge: Judge) -> None:
     judge.assert_all_conform(judge.cases(*_extended(options)), *judge.parts())
     places = judge.claims.premises.rotary_base is not None or judge.claims.premises.alibi
     judge.assert_all_conform(judge.cases(*([BEYOND_HALF] if places and judge.dtype in HALF else [])))
+    judge.assert_all_conform(judge.cases(*(BEYOND_IN_TURN if judge.dtype in HALF else ())))
     if judge.claims.premises.rotary_base is not None and judge.dtype in HALF:
         _assert_last_tokens(judge)
 

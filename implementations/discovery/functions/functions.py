@@ -153,8 +153,12 @@ def function_candidate(
         if laid is None:
             raise
         return laid
-    laid = _laid_out_candidate(name, function, settings, device, premises) if attends_elsewhere(made, device) else None
-    return laid or with_all_it_returns(made, function, usual)
+    if attends_elsewhere(made, device):
+        laid = _laid_out_candidate(name, function, settings, device, premises)
+        laid = laid or _of_one_query(name, function, settings, device, premises)
+        if laid is not None:
+            return laid
+    return with_all_it_returns(made, function, usual)
 
 
 def _shipped_candidate(
@@ -190,6 +194,17 @@ def _serving_candidate(
     if made is None or (other and made.storage.published):
         return None
     return _made(name, made, {**made.settings, **settings}, device, premises)
+
+
+def _of_one_query(
+    name: str, function: Callable[..., object], settings: Mapping[str, str], device: str, premises: Premises
+) -> Implementation | None:
+    """The same for a step of a decoder, which answers one query of each sample, whatever it is given."""
+    from attention_conformance.implementations.discovery.functions.serving import served
+
+    made = served(function, device, by_name=False)
+    single = made is not None and made.storage.single
+    return _made(name, made, {**made.settings, **settings}, device, premises) if made is not None and single else None
 
 
 def _laid_out_candidate(

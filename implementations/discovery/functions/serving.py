@@ -180,7 +180,8 @@ def served(function: Callable[..., Any], device: str, by_name: bool) -> Served |
         return None
     left = [p.name for p in signature.parameters.values() if required(p) and p.name not in parts]
     unknown = [name for name in left if name not in KNOWN_NAMES]
-    if not {*parts.values()} - {*inputs_in(parts)} or not all(map(counts, unknown)):
+    inputs_alone = not {*parts.values()} - {*inputs_in(parts)}
+    if (by_name and inputs_alone) or not all(map(counts, unknown)):
         return None
     sizes = [dict(zip(unknown, each, strict=True)) for each in product(*map(counts, unknown))]
     appending = any(part is Part.NEW_KEY and required(signature.parameters[name]) for name, part in parts.items())

@@ -39,7 +39,7 @@ from attention_conformance.implementations.discovery.modules.left_padding import
 from attention_conformance.implementations.discovery.modules.mask_ranks import unknown_masks
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.modules.neutrals import Neutral, words_of
 from attention_conformance.implementations.discovery.modules.other_calls import (
     PROMISED,
     SHORTER_DOCUMENT,
@@ -61,6 +61,9 @@ from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 
 TRANSPOSED = replace(PLAIN, layout=Layout.TRANSPOSED)
+UNEQUAL = (PLAIN.sized(query_length=5, key_length=7), PLAIN.sized(query_length=7, key_length=5))
+DISTANCES = {Neutral.BOTH_SIDES, Neutral.SAMPLE_BOTH_SIDES, Neutral.PAIRED_POSITIONS}
+"""Tables with a row for each distance between queries and keys, of as many as there are of both."""
 OF_A_CACHE = {"start", "cache", "past"}
 """Words in the names of what is given so that a cache is used."""
 LAYOUTS = ("(B, L, E)", "(B, E, L)", "(B, E, H, W)", "(B, H, W, E)", "(B, H, W, E)")
@@ -85,6 +88,7 @@ def module_candidate(
     published = has_published_interface(kind)
     check, option_notes = _option_claims(plan, published)
     check, twice = without_rows_emptied_twice(check)
+    check, one_length = _without_refused_lengths(check, plan)
     if "returned-weights" not in settings:
         check = with_returned_weights(check, plan.extras)
     claims, notes = core_claims(check, exact_dtype=isinstance(kind, type) and issubclass(kind, Mirror))
@@ -119,11 +123,21 @@ def module_candidate(
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
     check = check.stating(*left_out(plan.make, plan.call))
     before = [*always, *plan.call.options.notes, *mode, *check.stated]
-    notes = (f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *twice, *raising)
+    notes = (f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *twice, *one_length, *raising)
     claims = replace(claims, features=claims.features | set(modes))
     construct = plan.make.constructs and partial(_built_and_called, plan)
     made = Implementation(name, claims, plan.run(), construct=construct, alternatives=alternatives, modes=modes)
     return replace(with_notes(made, notes), findings=findings, as_seen=as_seen, stated=check.stated)
+
+
+def _without_refused_lengths(check: ClaimCheck, plan: ModulePlan) -> tuple[ClaimCheck, list[str]]:
+    """The check without keys of another length where a table of all distances is given, and these are refused."""
+    if Feature.CROSS not in check.claims or not {*plan.call.tables.values()} & DISTANCES:
+        return check, []
+    refused = [outcome.error for outcome in map(check.run, UNEQUAL) if outcome.error]
+    if len(refused) < len(UNEQUAL):
+        return check, []
+    return check.without({Feature.CROSS}), [unclaimed("other lengths of keys", refused[0])]
 
 
 def _built_and_called(plan: ModulePlan, num_heads: int, width: int) -> object:

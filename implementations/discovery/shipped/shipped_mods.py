@@ -54,7 +54,7 @@ def with_mods(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[
     scored = {name: given for name, given in options.items() if name in (*HIDING, *SCORING)}
     call = FlexCall(query, key, value, Options(**scored, **added))
     masks, mods = tuple(mask_mods(call)), tuple(score_mods(call))
-    given = {name: options[name] for name in ("scale", "return_lse") if name in options}
+    given: dict[str, Any] = {name: options[name] for name in ("scale", "return_lse") if name in options}
     if masks:
         given["mask_mod"] = partial(_at_tensors, seen_by_all(masks))
     if mods:
