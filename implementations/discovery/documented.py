@@ -217,9 +217,11 @@ def states_wide_scores(target: object) -> bool:
 
 
 IMAGES_FIRST = re.compile(
-    r"\b(?:b|n|bs|batch(?:_size)?|(?:num_|n_)?images?) ?\* ?(?:n_?w|(?:num_|n_)?windows)\b", re.IGNORECASE
+    r"\b(?:b|n|bs|batch(?:_size)?|(?:num_|n_)?images?) ?\* ?(?:n_?w|(?:num_|n_)?windows)\b"
+    r"|\b(?:by|of|as|from) `*window_partition\b|\ball (?:the )?windows of (?:the first|one|each|an) image\b",
+    re.IGNORECASE,
 )
-"""Words for windows of which those of one image come one after another, (B * nW, N, E)."""
+"""Words for windows of which those of one image come one after another, (B * nW, N, E), as Swin partitions them."""
 
 
 def states_images_first(target: object) -> bool:

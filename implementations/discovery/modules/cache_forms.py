@@ -42,6 +42,9 @@ from attention_conformance.spec.problem import Array, Problem
 
 CUTS = {"in single tokens": (1,), "in pieces of several tokens": (3, 1, 7, 2)}
 """How a sequence is cut; windows are narrower than the longest piece."""
+BEGUN = "in single tokens after a prompt"
+PROMPT, FEW = (101, *(1,) * 33), (3, *(1,) * 4)
+"""A prompt that fills a cache of few tokens several times, not evenly, and one that shows whether it is kept."""
 ANOTHER = "after another sequence"
 SHORT = 7
 """Tokens of a sequence that shows how a cache is driven: the longest pieces end with several of them."""
@@ -139,6 +142,9 @@ def driven(run: AsBuilt, kind: object, call: ModuleCall, problem: Problem, devic
         if right and not form.given and _begins_anew(run, used, rows, problem, device):
             used = {cut: way for cut, way in used.items() if cut in right}
         named = {f"{cut} {form.name}": way for cut, way in used.items()}
+        begun = replace(form.call, sizes=FEW)
+        if right and _is_near(_rows(run, begun, problem, device), whole):
+            named[f"{BEGUN} {form.name}"] = replace(begun, sizes=PROMPT)
         if right and form.call.places and not form.given:
             cut = right[0]
             named[f"{cut} {form.name}, {ANOTHER}"] = replace(used[cut], before=True)

@@ -343,39 +343,6 @@ def test_two_options_leave_what_both_leave_alone(make: Make, first: str, wrong: 
     assert is_caught(make, REMEMBERING.format(first=first)) is wrong
 
 
-WINDOWS = """
-class f(nn.Module):
-    def __init__(self, dim, window_size, num_heads):
-        super().__init__()
-        self.h, self.qkv, self.out = num_heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        tokens = window_size[0] * window_size[1]
-        self.bias = nn.Parameter(torch.zeros(num_heads, tokens, tokens))
-    def forward(self, x, mask=None):
-        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
-        s = q @ k.mT / q.shape[-1] ** 0.5 + self.bias
-        if mask is not None:
-            s = s + mask.{repeated}[:, None]
-        return self.out((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
-"""
-
-
-@pytest.mark.parametrize(
-    ("repeated", "wrong"),
-    [
-        ("repeat(len(x) // len(mask), 1, 1)", False),
-        ("repeat(len(x) // len(mask), 1, 1)[torch.arange(len(x)) // 2]", True),
-    ],
-)
-def test_each_image_has_the_masks_of_its_windows(make: Make, repeated: str, wrong: bool) -> None:
-    assert is_caught(make, WINDOWS.format(repeated=repeated)) is wrong
-
-
-def test_windows_before_images_are_right_in_a_model_that_cuts_so_and_said_to_be_unknown(make: Make) -> None:
-    text = WINDOWS.format(repeated="repeat_interleave(len(x) // len(mask), 0)")
-    assert not is_caught(make, text)
-    assert "first windows of all images first" in make(text).findings["mask"]
-
-
 REMEMBERED = """
 class f(nn.Module):
     def __init__(self, dim, heads, num_mem_kv=0):
