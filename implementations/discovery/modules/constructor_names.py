@@ -125,7 +125,8 @@ def size_of(name: str) -> Size | None:
     lower = name.lower()
     if "drop" in lower:
         return Size.RATE
-    return Size.FLAG if lower.startswith(FLAGS) else BY_NAME.get(lower)
+    known = Size.WIDTH if name in ("dim_Q", "dim_K", "dim_V") else BY_NAME.get(lower)  # of the sets of Set Transformer
+    return Size.FLAG if lower.startswith(FLAGS) else known
 
 
 def longest(heads: int) -> int:

@@ -23,6 +23,7 @@ from attention_conformance.implementations.discovery.modules.attempts import att
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARE, SQUARES, Size, size_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall, forward_calls, settled
+from attention_conformance.implementations.discovery.modules.masked_samples import masked_samples
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
 from attention_conformance.implementations.discovery.modules.tried_calls import tried_calls
 from attention_conformance.implementations.discovery.modules.tried_makes import tried_makes
@@ -174,6 +175,7 @@ def _run(make: Constructor, module: nn.Module, call: ModuleCall, tokens: int, de
         problem = plain_problem(check)
         for run in (look(make, module, each, check) for look in (of_unknown_form, of_samples)):
             if run is not None and problem is not None and _keeps_apart(run, problem, device):
+                run = replace(run, otherwise={**run.otherwise, **masked_samples(make, each, problem, device)})
                 return run if run.otherwise or run.pieces or run.trained or run.causal else None
     return None
 
