@@ -142,12 +142,11 @@ def driven(run: AsBuilt, kind: object, call: ModuleCall, problem: Problem, devic
         if right and not form.given and _begins_anew(run, used, rows, problem, device):
             used = {cut: way for cut, way in used.items() if cut in right}
         named = {f"{cut} {form.name}": way for cut, way in used.items()}
-        begun = replace(form.call, sizes=FEW)
-        if right and _is_near(_rows(run, begun, problem, device), whole):
-            named[f"{BEGUN} {form.name}"] = replace(begun, sizes=PROMPT)
         if right and form.call.places and not form.given:
-            cut = right[0]
+            cut, begun = right[0], replace(form.call, sizes=FEW)
             named[f"{cut} {form.name}, {ANOTHER}"] = replace(used[cut], before=True)
+            if _is_near(_rows(run, begun, problem, device), whole):
+                named[f"{BEGUN} {form.name}"] = replace(begun, sizes=PROMPT)
         return named
     return {}
 
