@@ -155,7 +155,7 @@ def function_candidate(
         return laid
     if attends_elsewhere(made, device):
         laid = _laid_out_candidate(name, function, settings, device, premises)
-        laid = laid or _of_one_query(name, function, settings, device, premises)
+        laid = laid or _serving_candidate(name, function, settings, device, premises, by_name=False, single=True)
         if laid is not None:
             return laid
     return with_all_it_returns(made, function, usual)
@@ -186,25 +186,19 @@ def _serving_candidate(
     premises: Premises,
     by_name: bool = True,
     other: bool = False,
+    single: bool = False,
 ) -> Implementation | None:
-    """The same for a serving kernel; None where it is none, or where it has no other storage than published ones."""
+    """The same for a serving kernel; None where it is none.
+
+    `other`: only where it has another storage than published ones. `single`: only where each sample has one query, as
+    in a step of a decoder.
+    """
     from attention_conformance.implementations.discovery.functions.serving import served
 
     made = served(function, device, by_name)
-    if made is None or (other and made.storage.published):
+    if made is None or (other and made.storage.published) or (single and not made.storage.single):
         return None
     return _made(name, made, {**made.settings, **settings}, device, premises)
-
-
-def _of_one_query(
-    name: str, function: Callable[..., object], settings: Mapping[str, str], device: str, premises: Premises
-) -> Implementation | None:
-    """The same for a step of a decoder, which answers one query of each sample, whatever it is given."""
-    from attention_conformance.implementations.discovery.functions.serving import served
-
-    made = served(function, device, by_name=False)
-    single = made is not None and made.storage.single
-    return _made(name, made, {**made.settings, **settings}, device, premises) if made is not None and single else None
 
 
 def _laid_out_candidate(

@@ -21,7 +21,7 @@ from torch import nn
 from attention_conformance.implementations.adapters.as_built import INPUTS, ROUNDINGS, AsBuilt, Call, moved_at
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
-from attention_conformance.implementations.discovery.modules.harder_inputs import lengthened
+from attention_conformance.implementations.discovery.modules.harder_inputs import TOKENS, lengthened
 from attention_conformance.implementations.discovery.modules.neutrals import IDS, POSITION_WORDS, words_of
 from attention_conformance.implementations.discovery.modules.own_cache import (
     OF_ROOM,
@@ -42,12 +42,12 @@ from attention_conformance.spec.problem import Array, Problem
 
 CUTS = {"in single tokens": (1,), "in pieces of several tokens": (3, 1, 7, 2)}
 """How a sequence is cut; windows are narrower than the longest piece."""
-BEGUN = "in single tokens after a prompt"
-PROMPT, FEW = (101, *(1,) * 33), (3, *(1,) * 4)
-"""A prompt that fills a cache of few tokens several times, not evenly, and one that shows whether it is kept."""
 ANOTHER = "after another sequence"
 SHORT = 7
 """Tokens of a sequence that shows how a cache is driven: the longest pieces end with several of them."""
+BEGUN = "in single tokens after a prompt"
+PROMPT, FEW = (101, *(1,) * (TOKENS - 101)), (3, *(1,) * (SHORT - 3))
+"""A prompt that fills a cache of few tokens several times, not evenly, and one that shows whether it is kept."""
 LATER = 4
 """The first token after a piece of several tokens and a single one."""
 LEAST = 3

@@ -67,9 +67,8 @@ class MaskedSamples:
         """True for another half of the keys in each sample."""
         keys = np.arange(tokens) + np.arange(SAMPLES)[:, None]
         shape = {"B": SAMPLES, "Q": tokens, "K": tokens, "1": 1}
-        flat = keys // 2 % 2 == 0
-        ones = flat.reshape(SAMPLES, *[1] * (len(self.axes) - 2), tokens)
-        return np.ascontiguousarray(np.broadcast_to(ones, [shape[axis] for axis in self.axes]))
+        rows = (keys // 2 % 2 == 0).reshape(SAMPLES, *[1] * (len(self.axes) - 2), tokens)
+        return np.ascontiguousarray(np.broadcast_to(rows, [shape[axis] for axis in self.axes]))
 
     def _output(self, module: torch.nn.Module, problem: Problem, rows: Array, mask: Array, device: str) -> Array:
         given = problem.with_arrays({name: rows.astype(problem.query.dtype) for name in INPUTS})

@@ -70,11 +70,11 @@ def _at_tensors(mod: Callable[..., Any], *place: Any) -> Any:
 
 
 @dataclass(eq=False)
-class Seen:
-    """Something that is called with the position of a score, and changes nothing.
+class NeutralMods:
+    """A mask_mod and a score_mod that change nothing.
 
     Attributes:
-        counts: how many numbers it was called with.
+        counts: with how many numbers of a position they were called.
     """
 
     counts: set[int] = field(default_factory=set)
@@ -96,9 +96,9 @@ def by_position(function: Callable[..., Any]) -> bool:
     names = safe_call(lambda: {*signature(function).parameters}).value or set()
     query = torch.ones(SQUARE)
     for name in {"mask_mod", "score_mod"} & names:
-        seen = Seen()
-        outcome = safe_call(partial(function, query, query, query, **{name: getattr(seen, name)}))
-        if outcome.error or seen.counts != {POSITIONS}:
+        neutral = NeutralMods()
+        outcome = safe_call(partial(function, query, query, query, **{name: getattr(neutral, name)}))
+        if outcome.error or neutral.counts != {POSITIONS}:
             return False
     return True
 
