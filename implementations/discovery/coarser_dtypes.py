@@ -28,6 +28,10 @@ EXACT = 1e-13
 """How far float64 may be from float64 that was computed in another order, as a share of the largest element."""
 STEEP, HUGE = 60.0, 2.0**20 + 1.0 / 3.0
 """A score among zeros, and a value among thirds: their product with the weights e^-60 is nothing."""
+LEFT, FEW, LONG = 12.0, 1e-3, 257
+"""A score among zeros, more than what it leaves to each other key, and more keys than most blocks hold at once."""
+APART = 100.0
+"""Roundings between equal shares that show that they are no numbers of their own size."""
 KEY, OF_THE_SOFTMAX = "product-precision", "softmax-precision"
 
 
@@ -35,10 +39,10 @@ def with_precision(check: ClaimCheck, claims: Claims, settings: Mapping[str, str
     """The claims with a coarser precision where that is seen and nothing is stated, and a note."""
     if {KEY, OF_THE_SOFTMAX} & settings.keys():
         return claims, ()
-    if _is_running_mean(check):
+    if _is_running_mean(check) or _is_left_to_one(check):
         conventions = claims.conventions.claiming({OF_THE_SOFTMAX: str(SoftmaxPrecision.ROW)})
-        note = f"each weight is exact to 1, not to its own size, as in a running mean ({OF_THE_SOFTMAX}=row)"
-        return replace(claims, conventions=conventions), (note,)
+        kind = "each weight is exact to 1, not to its own size, as in a running mean or a merge by 1 - share"
+        return replace(claims, conventions=conventions), (f"{kind} ({OF_THE_SOFTMAX}=row)",)
     if (seen := products_on_tensor_cores(check)) is not ProductPrecision.WORKING:
         note = f"its accelerator reads float32 inputs of products as {seen.upper()} ({KEY}={seen})"
         return replace(claims, conventions=claims.conventions.claiming({KEY: str(seen)})), (note,)
@@ -75,6 +79,33 @@ def _is_running_mean(check: ClaimCheck) -> bool:
         return False
     exact = bool((equal == small[..., -1, :]).all())
     return exact and off[0] <= unit and 100.0 * unit < off[1] <= 4.0 * unit * HUGE
+
+
+def _is_left_to_one(check: ClaimCheck) -> bool:
+    """Whether equal small shares differ by roundings of 1, as they do where blocks are merged by 1 - share.
+
+    Each component of the values is huge at a key of its own, so that it shows the share of this key.
+    """
+    fitted = fit(PLAIN.sized(key_length=LONG, query_length=LONG), check.claims)
+    if isinstance(fitted, Unsupported) or check.claims.scope is not Scope.OP:
+        return False
+    problem = build(fitted, check.dtype).forward_only()
+    query, key, value = (np.asarray(x) for x in (problem.query, problem.key, problem.value))
+    if query.dtype not in (np.float32, np.float64) or key.shape[-2] <= value.shape[-1]:
+        return False
+    unit, length = float(np.finfo(query.dtype).eps), key.shape[-2]
+    columns = np.arange(value.shape[-1])
+    for heavy in (0, 1, length // 2 + 1, length - 1):
+        keys, values = np.zeros_like(key), np.zeros_like(value)
+        keys[..., heavy, :] = LEFT / query.shape[-1] ** 0.5
+        others = np.delete(np.arange(length), heavy)
+        values[..., others[np.linspace(0, len(others) - 1, len(columns)).astype(int)], columns] = 1.0
+        shares = _last_row(check, problem.with_arrays({"query": np.ones_like(query), "key": keys, "value": values}))
+        if shares is None or not 0.0 < shares.max() < FEW:
+            return False
+        if APART * unit * shares.max() < np.ptp(shares, axis=-1).max() <= 4.0 * unit:
+            return True
+    return False
 
 
 def _last_row(check: ClaimCheck, problem: Problem) -> Floats | None:

@@ -7,7 +7,7 @@ from functools import partial
 from attention_conformance.implementations.adapters.modes import Modes, Run
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
-from attention_conformance.spec.cases import Layout
+from attention_conformance.spec.cases import Case, Layout
 from attention_conformance.spec.features import Feature
 
 STRIDED = tuple(replace(PLAIN, layout=layout) for layout in (Layout.TRANSPOSED, Layout.SLICED, Layout.OFFSET))
@@ -59,8 +59,8 @@ def own_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, li
 
 
 def _any_error(check: ClaimCheck, run: Run) -> str:
-    """What it raises in a plain call, with gradients, or with a mask; each where it is claimed."""
-    kinds = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
+    """What it raises in a plain call, with gradients, of small odd sizes, or with a mask; each where it is claimed."""
+    kinds = {Feature.CORE: Case(), Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
     cases = [case for feature, case in kinds.items() if feature in check.claims]
     gradients = Feature.GRADIENTS in check.claims
     errors = (check.error_of(run, case) for case in cases)

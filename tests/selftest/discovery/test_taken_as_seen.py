@@ -57,6 +57,33 @@ def test_a_wrong_running_mean_does_not_conform(make: Make) -> None:
         assert_conforms(made)
 
 
+MERGED = """
+def f(q, k, v):
+    whole, so_far = None, None
+    for start in range(0, k.shape[-2], 4):
+        s = ({scores})[..., start : start + 4]
+        out, log = s.softmax(-1) @ v[..., start : start + 4, :], s.logsumexp(-1, keepdim=True)
+        if whole is not None:
+            both = torch.logaddexp(so_far, log)
+            out = {merged}
+            log = both
+        whole, so_far = out, log
+    return whole
+"""
+
+
+def test_blocks_merged_by_what_a_share_leaves_are_seen_and_judged_by_their_error(make: Make) -> None:
+    made = make(MERGED.format(scores=SCORES, merged="whole - (log - both).exp() * (whole - out)"))
+    assert made.claims.conventions.softmax_precision is SoftmaxPrecision.ROW
+    clauses = ("numerics.bound", "gradients.any-scale", "gradients.value", "shapes.large")
+    assert {each.status for each in run(made, clauses, ("float32",))} == {Status.PASS}
+
+
+def test_blocks_merged_by_the_share_of_each_are_no_such_mean(make: Make) -> None:
+    made = make(MERGED.format(scores=SCORES, merged="(so_far - both).exp() * whole + (log - both).exp() * out"))
+    assert made.claims.conventions.softmax_precision is SoftmaxPrecision.WORKING
+
+
 def test_a_usual_sum_is_no_running_mean(make: Make) -> None:
     for body in (f"({SCORES}).softmax(-1) @ v", f"(({SCORES}).softmax(-1) + 1e-7) @ v"):
         made = make(f"def f(q, k, v):\n    return {body}")
