@@ -31,6 +31,8 @@ HALF = ("bfloat16", "float16")
 """The half types; there may be no bfloat16."""
 AUTOCAST = "bfloat16"
 """That of products in mixed precision, as it is checked."""
+AFTER_AUTOCAST = "and without it in the next call"
+"""How an answer is called that was given after one in mixed precision."""
 HELD = ("query", "key", "value", "attn_mask", "key_padding_mask", "valid_lens", "cotangent")
 """The arrays that a problem holds by a field of their own."""
 

@@ -38,7 +38,7 @@ from attention_conformance.implementations.adapters.transforms import (
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.cases import Layout
 from attention_conformance.spec.features import Feature
-from attention_conformance.spec.problem import Problem, lay_out
+from attention_conformance.spec.problem import AFTER_AUTOCAST, Problem, lay_out
 
 Run: TypeAlias = Callable[[Problem, str], Result]
 Modes: TypeAlias = dict[Feature, Run]
@@ -71,6 +71,7 @@ def op_modes(function: Callable[..., Answer], *wanted: Feature, backend: str = B
         mode: together({how: torch_op(through(each, function), **options) for how, each in hows.items()})
         for mode, hows in transforms.items()
     }
+    modes[Feature.AUTOCAST] = _with_next(modes[Feature.AUTOCAST], torch_op(function, **options))
     modes[Feature.DOUBLE_BACKWARD] = torch_op(function, twice=True, **options)
     if Feature.LOG_SUM_EXP_GRADIENT in wanted:
         modes[Feature.LOG_SUM_EXP_GRADIENT] = torch_op(function, of_log=True, **options)
@@ -99,6 +100,7 @@ def module_modes(
         mode: together({how: torch_module(build, calling(t), places, extras=extras) for how, t in hows.items()})
         for mode, hows in transforms.items()
     }
+    modes[Feature.AUTOCAST] = _autocast_and_next(build, call, places, extras)
     modes[Feature.DOUBLE_BACKWARD] = torch_module(build, call, places, extras=extras, twice=True)
     modules = _Modules(build, call, places, extras, whole)
     modes |= {Feature.SAVED: modules.saved, Feature.COPIED: modules.copied}
@@ -114,6 +116,25 @@ def together(runs: Mapping[str, Run]) -> Run:
         return replace(answers[first], others={how: answers[how] for how in others})
 
     return run
+
+
+def _autocast_and_next(
+    build: Callable[[Problem], nn.Module], call: Call, places: Places | FindPlaces, extras: Sequence[str]
+) -> Run:
+    """A module under autocast, and its next call without."""
+    cast = torch_module(build, lambda m, given, p: call(Through(in_autocast, m), given, p), places, extras=extras)
+    usual = torch_module(build, call, places, extras=extras, modules=cast.modules)
+    return _with_next(cast, usual)
+
+
+def _with_next(run: Run, usual: Run) -> Run:
+    """A run under autocast, with the answer of the next call without it among the others."""
+
+    def both(problem: Problem, device: str) -> Result:
+        first = run(problem, device)
+        return replace(first, others={**first.others, AFTER_AUTOCAST: usual(problem.fresh(), device)})
+
+    return both
 
 
 @dataclass(frozen=True)

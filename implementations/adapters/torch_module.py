@@ -59,6 +59,7 @@ class TorchModule:
         context: entered around each forward call.
         twice: gradients are differentiated again, see `second_products`.
         of_length: a module is built for one number of tokens.
+        modules: those that are kept from call to call; another run may have them, too.
     """
 
     build: Callable[[Problem], nn.Module]
@@ -69,7 +70,7 @@ class TorchModule:
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     twice: bool = False
     of_length: bool = False
-    modules: dict[tuple[object, ...], nn.Module] = field(default_factory=dict, init=False)
+    modules: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
     timed: dict[tuple[object, ...], nn.Module] = field(default_factory=dict, init=False)
 
     def __call__(self, problem: Problem, device: str) -> Result:

@@ -48,6 +48,20 @@ def mask_dtype_insisted_upon(query: Tensor, key: Tensor, value: Tensor, **option
     return Steps(add_mask=checked)(query, key, value, **options)
 
 
+KEPT: dict[int, float] = {}
+"""Scales by the width of heads, as the last call in mixed precision left them."""
+
+
+@breaks("modules.autocast", modes=AUTOCAST, holds=("numerics.bound", "masks.bool"), dtype="float32")
+def scale_kept_from_mixed_precision(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    width = query.shape[-1]
+    if torch.is_autocast_enabled("cpu"):
+        KEPT[width] = float(torch.tensor(width**-0.5, dtype=torch.get_autocast_dtype("cpu")))
+    elif width in KEPT:  # the next call alone, so that one call shows it and no other one is disturbed
+        options = {"scale": KEPT.pop(width), **options}
+    return Steps()(query, key, value, **options)
+
+
 @crashes("modules.vmap", modes=VMAP, holds=("masks.bool", "masks.neutral"))
 def decided_by_the_numbers_of_the_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     mask = options.get("attn_mask")

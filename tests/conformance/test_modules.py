@@ -13,7 +13,7 @@ from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, 
 from attention_conformance.spec.conventions import EmptyRow
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.problem import AUTOCAST, DTYPES, Array, Problem
+from attention_conformance.spec.problem import AFTER_AUTOCAST, AUTOCAST, DTYPES, Array, Problem
 from attention_conformance.tests.harness.judge.clause_tests import clause
 from attention_conformance.tests.harness.judge.comparison import compare
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -153,14 +153,16 @@ def test_autocast(judge: Judge) -> None:
 
 
 def _assert_half_precision(judge: Judge, case: Case, context: str, gradients: bool) -> None:
-    """Numbers of the half type in float32, compared within the bounds of the half type."""
+    """Numbers of the half type in float32, compared within its bounds; the next call within those of float32."""
     halves = build(case, AUTOCAST)
     halves = replace(halves, needs=judge.problem(case).needs if gradients else ())
     halves = halves if halves.needs else halves.forward_only()
     single = DTYPES[judge.dtype]
     arrays = {n: a if a.dtype.kind in "bi" else a.astype(single) for n, a in halves.arrays().items()}
-    expected = solve(halves, judge.conventions).parts
-    for how, result in _answers(judge, Feature.AUTOCAST, case, halves.with_arrays(arrays), context):
+    problem = halves.with_arrays(arrays)
+    rough, exact = (solve(each, judge.conventions).parts for each in (halves, problem))
+    for how, result in _answers(judge, Feature.AUTOCAST, case, problem, context):
+        expected = exact if how.endswith(AFTER_AUTOCAST) else rough
         _compare(judge, case, result, expected, judge.expanded(("output", "gradients"), halves), how)
 
 

@@ -88,7 +88,7 @@ class BucketRows:
     def __call__(self, problem: Problem, device: str) -> Result:
         """The rows of equation 33.1, (1, pairs, 1); its `others` are those that are read."""
         tokens = min(self.longest + 4, LONGEST)
-        far = sorted({*range(1, 4), *(int(1.3**n) for n in range(5, 20))})
+        far = sorted({*range(1, 4), *(int(1.3**n) for n in range(5, 20)), tokens - 1})
         pairs = [(tokens - 1, tokens - 1 - d) for d in far if d < tokens] + [(0, d) for d in far if d < tokens]
         draw = np.random.default_rng(3)
         usual, other = draw.standard_normal((2, problem.query.shape[-1]))

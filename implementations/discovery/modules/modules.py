@@ -48,11 +48,12 @@ from attention_conformance.implementations.discovery.modules.other_calls import 
 )
 from attention_conformance.implementations.discovery.modules.own_backward import own_backward
 from attention_conformance.implementations.discovery.modules.own_cache import unused_caches
+from attention_conformance.implementations.discovery.modules.parts_not_judged import not_judged
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan, plan_module
 from attention_conformance.implementations.discovery.modules.promises import (
     has_published_interface,
 )
-from attention_conformance.implementations.discovery.modules.whole_modules import as_built, not_judged
+from attention_conformance.implementations.discovery.modules.whole_modules import as_built
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.spec.cases import Layout
 from attention_conformance.spec.conventions import Conventions, Polarity

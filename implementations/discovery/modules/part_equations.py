@@ -221,17 +221,23 @@ class PartEquations:
 
     def expected(self, module: nn.Module, problem: Problem, uses: Uses) -> torch.Tensor:
         """The output with these uses of its parts."""
-        given = tensors(problem, "cpu")
+        shown, hidden = self.projected(module, problem)
         own = {path: to_array(parameter) for path, parameter in module.named_parameters()}
+        parts = {_held(own, owner): use for owner, use in uses.items()}
+        query = inputs_of(tensors(problem, "cpu"))[0].double()
+        return output_with_parts(shown, query, hidden, self.variant, parts)
+
+    def projected(self, module: nn.Module, problem: Problem) -> tuple[Projected, torch.Tensor]:
+        """Query, key and value in heads, and what is hidden, (B or 1, 1 or H, Lq, Lk)."""
+        given = tensors(problem, "cpu")
         places = places_in(module, self.make.find_places, problem)
-        weights = named_parts({path: own[path] for path in places}, places, given)
-        double = {name: torch.from_numpy(array).double() for name, array in weights.items()}
+        own = {path: to_array(parameter) for path, parameter in module.named_parameters() if path in places}
+        double = {n: torch.from_numpy(each).double() for n, each in named_parts(own, places, given).items()}
         query, key, value = (x.double() for x in inputs_of(given))
         shown = projected((query, key, value), double, problem.num_heads, problem.num_kv_heads)
         times = problem.num_heads // problem.num_kv_heads
         shown = replace(shown, **{n: getattr(shown, n).repeat_interleave(times, 1) for n in ("key", "value")})
-        parts = {_held(own, owner): use for owner, use in uses.items()}
-        return output_with_parts(shown, query, _hidden(problem, given, self.variant), self.variant, parts)
+        return shown, _hidden(problem, given, self.variant)
 
 
 def _hidden(problem: Problem, given: Mapping[str, torch.Tensor], variant: Variant) -> torch.Tensor:

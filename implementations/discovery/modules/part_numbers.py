@@ -19,8 +19,9 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
     hiding,
     lengthened,
 )
-from attention_conformance.implementations.discovery.modules.part_equations import PartEquations, equations
+from attention_conformance.implementations.discovery.modules.part_equations import equations
 from attention_conformance.implementations.discovery.modules.template import Variant
+from attention_conformance.implementations.discovery.modules.transformer_xl import relative_positions
 from attention_conformance.implementations.discovery.modules.twin_norms import twin_norms
 from attention_conformance.spec.conventions import DefaultScale
 from attention_conformance.spec.problem import Problem
@@ -44,13 +45,15 @@ def numbers(
     for how, each in {"": make, **_with_added_parts(make, makes)}.items():
         if (run := equations(each, direct, _variant(check), problem, check.device)) is not None:
             runs |= _harder(f"{how}, " * bool(how) + f"with the numbers of {', '.join(run.uses)}", run, check)
+    if (relative := relative_positions(make, call, _variant(check), problem, check.device)) is not None:
+        runs |= _harder(f"with the numbers of {', '.join(relative.uses)}", relative, check)
     for how, each in {"": make, **makes}.items():
         if (norms := twin_norms(each, direct, problem)) is not None:
             runs[f"{how}, " * bool(how) + "where a norm changes the answer"] = norms
     return runs
 
 
-def _harder(how: str, run: PartEquations, check: ClaimCheck) -> dict[str, Run]:
+def _harder(how: str, run: Run, check: ClaimCheck) -> dict[str, Run]:
     """The run, in a long sequence and under a mask, too."""
     hidden, long = hiding(check.claims), f"{how}, in a sequence of {TOKENS} tokens"
     runs: dict[str, Run] = {how: run, long: Changed(run, lengthened)}
