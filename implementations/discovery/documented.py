@@ -8,11 +8,13 @@ import re
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.spec.conventions import EmptyRow, Polarity
 
-SHOWN = r"keep|kept|attend(?:ed)?|visible|valid|real|used?|allow(?:ed)?|participat\w+|include[ds]?"
+SHOWN = (
+    r"keep|kept|attend(?:ed)?|visible|valid|real|used?|allow(?:ed)?|participat\w+|include[ds]?|takes? part|taking part"
+)
 HIDDEN = r"mask(?:ed|s)?(?: out)?|ignore[ds]?|pad(?:ding|ded|s)?|hid(?:e|den|es)|exclude[ds]?|block(?:ed|s)?"
 NEGATED = r"not|n't|never|no|un|non"
 STATED = re.compile(
-    rf"(?P<value>\b(?:true|false|ones?|zeros?|1s?|0s?)\b)(?P<between>[^.;,()\n]{{0,40}}?)"
+    rf"(?P<value>\b(?:true|false|ones|one(?! \w*mask)|zeros?|1s?|0s?)\b)(?P<between>[^.;,()\n]{{0,40}}?)"
     rf"(?:(?P<negated>\b(?:{NEGATED})[ -]?(?:be |to be )?)|\b)(?P<word>(?:{SHOWN}|{HIDDEN})\b)",
     re.IGNORECASE,
 )
@@ -71,6 +73,17 @@ def chooses_corner(target: object) -> bool:
     own = [] if signature is None else list(signature.parameters.values())
     on = any(p.name == PUBLISHED_FLAG and p.default is True for p in own)
     return on or bool({p.name for p in own[3:]} - PUBLISHED) or bool(BOTTOM_RIGHT.search(inspect.getdoc(target) or ""))
+
+
+OF_SAMPLES = re.compile(
+    r"\((?:b|n|bs|bsz|batch\w*) ?, ?(?!n?_?h(?:eads?)?\b|num_heads|1\b)[\w.]+ ?, ?(?!1\b)[\w.]+ ?\)", re.IGNORECASE
+)
+"""A shape of three axes whose first one are samples: a mask for each of them, that all heads share."""
+
+
+def states_masks_of_samples(target: object, name: str) -> bool:
+    """Whether its documentation states that a mask may be (B, Lq, Lk)."""
+    return any(map(OF_SAMPLES.search, _of_mask(target, name)))
 
 
 INTEGERS = re.compile(r"\b0 ?(?:/|and|or) ?1\b|\b1 ?(?:/|and|or) ?0\b|\bint(?:s|egers?|32|64)?\b", re.IGNORECASE)

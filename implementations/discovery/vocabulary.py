@@ -135,6 +135,7 @@ class MaskForm(StrEnum):
     ONE_HEAD = "(B, 1, Lq, Lk)"
     FLAT = "(B * H, Lq, Lk)"
     SAMPLE = "(B, Lq, Lk)"
+    NO_HEADS = "(B, Lq, Lk) where all heads have the same mask, any other shape elsewhere"
     LENGTHS_FIRST = "(Lq, Lk, B)"
     SHARED = "(Lq, Lk)"
     EITHER = "(Lq, Lk) where it is the same for all samples and heads, (B * H, Lq, Lk) elsewhere"

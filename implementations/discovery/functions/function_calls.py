@@ -137,8 +137,11 @@ class RenamedCall:
         return next((spelled[each] for each in ("bool_mask", "float_mask", "key_padding_mask") if each in spelled), "")
 
     def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
+        if self.form is MaskForm.NO_HEADS and mask.ndim > 2 and mask.shape[-3] > 1:
+            return mask
         whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)
-        parts = {MaskForm.SAMPLE: whole[:, 0], MaskForm.SHARED: whole[0, 0], MaskForm.ONE_HEAD: whole[:, :1]}
+        of_samples = dict.fromkeys((MaskForm.SAMPLE, MaskForm.NO_HEADS), whole[:, 0])
+        parts = {**of_samples, MaskForm.SHARED: whole[0, 0], MaskForm.ONE_HEAD: whole[:, :1]}
         return parts.get(self.form, whole)
 
     def with_defaults(self) -> RenamedCall:

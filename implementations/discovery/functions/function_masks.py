@@ -51,6 +51,7 @@ FORMS = (MaskForm.GIVEN, MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.FULL)
 OF_FEWER_AXES = (BY_KEY, replace(MASKED, mask_shape=MaskShape.SHARED))
 """Masks that broadcast: a name that promises no form promises neither."""
 GIVEN_WHOLE = "its {!r} is given as " + MaskForm.FULL
+SAMPLES = "(B, Lq, Lk), as its documentation has them"
 PUBLISHED = "attn_mask"
 """The name under which masks of torch's function have any axes that broadcast."""
 NUMBERS_ADDED = frozenset({Feature.FLOAT_MASK, Feature.MASK_GRADIENT})
@@ -148,6 +149,16 @@ def with_one_head_in_groups(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
         return check
     one = _formed(check, kind, replace(call, form=MaskForm.ONE_HEAD), check.claims.conventions.bool_mask)
     return one if takes_one_head_alone(check, one) else check
+
+
+def with_masks_of_samples(check: ClaimCheck) -> dict[str, RenamedCall]:
+    """The call with masks of three axes, whose first one are samples, if it takes them, by what it is."""
+    call = check.function
+    assert isinstance(call, RenamedCall)
+    other = replace(call, form=MaskForm.NO_HEADS)
+    case = replace(MASKED, mask_shape=MaskShape.SAMPLE)
+    refused = call.form is not MaskForm.GIVEN or Feature.BOOL_MASK not in check.claims
+    return {} if refused or replace(check, function=other).run(case).error else {f"with its masks as {SAMPLES}": other}
 
 
 def with_padding_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:

@@ -26,7 +26,12 @@ from attention_conformance.implementations.discovery.claim_checks import (
     with_returned_weights,
 )
 from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
-from attention_conformance.implementations.discovery.documented import PUBLISHED_FLAG, chooses_corner, states_integers
+from attention_conformance.implementations.discovery.documented import (
+    PUBLISHED_FLAG,
+    chooses_corner,
+    states_integers,
+    states_masks_of_samples,
+)
 from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
     Chosen,
@@ -46,6 +51,7 @@ from attention_conformance.implementations.discovery.functions.function_calls im
 from attention_conformance.implementations.discovery.functions.function_masks import (
     with_all_axes,
     with_mask_form,
+    with_masks_of_samples,
     with_one_head_in_groups,
     with_padding_as_seen,
     without_ignored,
@@ -54,7 +60,10 @@ from attention_conformance.implementations.discovery.functions.function_masks im
 )
 from attention_conformance.implementations.discovery.functions.given_sizes import with_what_is_needed
 from attention_conformance.implementations.discovery.functions.logs_of_nothing import log_of_nothing_as_seen
-from attention_conformance.implementations.discovery.functions.number_windows import with_number_windows
+from attention_conformance.implementations.discovery.functions.number_windows import (
+    with_number_windows,
+    without_refused_windows,
+)
 from attention_conformance.implementations.discovery.functions.on_request import with_all_it_returns
 from attention_conformance.implementations.discovery.functions.one_input import OneInput, of_one_input
 from attention_conformance.implementations.discovery.functions.one_key_head import OneKeyHead, with_key_heads
@@ -267,6 +276,7 @@ def _usual_candidate(
         check = corner_as_seen(check)
     names = [] if interface else window_names(signature_of(function))
     check, windows = with_number_windows(check, names)
+    check, one_length = without_refused_windows(check)
     given = any("row" in key for key in (*settings, *documented))
     one = options.spelled.get("float_mask") in (None, options.spelled.get("bool_mask"))  # parameter for both
     if not given and not interface and one and is_open_mask(options.spelled.get("bool_mask", "")):
@@ -305,6 +315,7 @@ def _usual_candidate(
         notes = (*notes, f"judged in {stated}, as its parameter 'dtype' states")
     notes = (
         *limits,
+        *one_length,
         *always,
         *ignored_parts(parts(plain), extras),
         *notes,
@@ -339,6 +350,8 @@ def _implementation(
     own = check.function.options.spelled.get("bool_mask") or check.function.options.spelled.get("key_padding_mask", "")
     if own and not check.function.true_as and states_integers(getattr(whole, "function", whole), own):
         alternatives["with its masks as integers"] = make(Chosen(replace(check.function, integers=True), positions))
+    if own and states_masks_of_samples(getattr(whole, "function", whole), own):
+        alternatives |= {way: make(Chosen(other, positions)) for way, other in with_masks_of_samples(check).items()}
     in_blocks = {} if as_shipped(whole, interfaces()) else in_small_blocks(check, whole)
     alternatives |= {way: make(Chosen(other, positions)) for way, other in in_blocks.items()}
     shipped, wrapped = (whole.function, Compiled) if isinstance(whole, Compiled) else (whole, lambda each: each)

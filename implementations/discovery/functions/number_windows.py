@@ -15,6 +15,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.always import Booleans, changes
 from attention_conformance.implementations.discovery.claim_checks import OPTION_CASES, PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import Alignment
 from attention_conformance.spec.features import Feature
@@ -87,6 +88,10 @@ MEANINGS = (
 )
 
 
+OTHERS = ((16, 12), (12, 16))
+"""Numbers of queries and keys."""
+
+
 def with_number_windows(check: ClaimCheck, names: Iterable[str]) -> tuple[ClaimCheck, dict[str, str]]:
     """The check with windows, as a number for these parameters means them; why others are not judged, by name."""
     why: dict[str, str] = {}
@@ -94,6 +99,25 @@ def with_number_windows(check: ClaimCheck, names: Iterable[str]) -> tuple[ClaimC
         check, found = _with_number_window(check, name)
         why |= found
     return check, why
+
+
+def without_refused_windows(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check without windows of other lengths of queries and keys, where a statement of its own refuses these."""
+    if Feature.WINDOW not in check.claims or Feature.CROSS not in check.claims:
+        return check, []
+    outcomes = [check.run(OPTION_CASES[Feature.WINDOW].sized(query_length=q, key_length=k)) for q, k in OTHERS]
+    if not (refused := [each.error for each in outcomes if each.refused]):
+        return check, []
+    claims = replace(check.claims, fit=partial(_of_one_length, check.claims.fit))
+    return replace(check, claims=claims), [unclaimed("windows of other lengths of keys", refused[0])]
+
+
+def _of_one_length(fit_others: Fit, case: Case) -> Case | Unsupported:
+    """The fit of windows: as many keys as queries."""
+    fitted = fit_others(case)
+    if isinstance(fitted, Unsupported) or not fitted.extension.windowed:
+        return fitted
+    return fitted.sized(key_length=fitted.sizes.query_length)
 
 
 def _with_number_window(check: ClaimCheck, name: str) -> tuple[ClaimCheck, dict[str, str]]:

@@ -43,6 +43,7 @@ class SizeLimits:
         fewer, more: whether there may be fewer, or more, queries than keys.
         of_causal: whether that is a limit under a causal flag alone.
         negative, zero: whether the scale may be so.
+        wider: whether values may be wider than keys.
     """
 
     own: Fit
@@ -52,6 +53,7 @@ class SizeLimits:
     of_causal: bool = False
     negative: bool = True
     zero: bool = True
+    wider: bool = True
 
     def __call__(self, case: Case) -> Case | Unsupported:
         """The nearest case of these sizes; no width is made smaller, no length larger."""
@@ -66,8 +68,11 @@ class SizeLimits:
         if (fewer or more) and (fitted.causal or not self.of_causal):
             length = min(sizes.query_length, sizes.key_length)  # the other one may be a million
             fitted = fitted.sized(query_length=length, key_length=length)
+        if sizes.d_v > sizes.d_k and not self.wider:
+            fitted = fitted.sized(d_v=sizes.d_k)
         if not self.widths:
             return fitted
+        sizes = fitted.sizes
         d_k, d_v = self._width(sizes.d_k), self._width(sizes.d_v)
         if d_k is None or d_v is None:
             return Unsupported(f"takes head widths {', '.join(map(str, self.widths))} only")
@@ -94,7 +99,7 @@ def with_size_limits(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     if check.run(PLAIN).error:
         return check, []
     notes: list[str] = []
-    for limited in (_widths, _lengths, _unequal_lengths, _scales, _views):
+    for limited in (_widths, _wider_values, _lengths, _unequal_lengths, _scales, _views):
         check, note = limited(check)
         notes += [note] if note else []
     return check, notes
@@ -111,6 +116,14 @@ def _widths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     taken = tuple(w for w in WIDTHS if not any(free.run(PLAIN.sized(d_k=w, d_v=w), each).error for each in dtypes))
     limits = replace(given, widths=taken or given.widths)
     return _with(check, limits), _refused(f"head widths other than {', '.join(map(str, limits.widths))}", tried)
+
+
+def _wider_values(check: ClaimCheck) -> tuple[ClaimCheck, str]:
+    width = _limits(check).widths[-1:] or (2 * PLAIN.sizes.d_k,)
+    outcome = check.run(PLAIN.sized(d_v=width[0]))
+    if Feature.VALUE_WIDTH not in check.claims or not outcome.refused:
+        return check, ""
+    return _with(check, replace(_limits(check), wider=False)), _refused("values wider than keys", [outcome])
 
 
 def _lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:

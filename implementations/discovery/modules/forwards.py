@@ -103,7 +103,7 @@ class ModuleCall:
         listed: whether it takes its inputs in one list.
         resets: its method that empties a cache which it holds, called before each call; empty for none.
         spatial: where its layout is another one: 1 for (B, E, L), 2 for (B, E, L, 1), 3 for (B, L, 1, E), 4 for a
-            square of tokens, (B, L ** 0.5, L ** 0.5, E).
+            square of tokens, (B, L ** 0.5, L ** 0.5, E), 5 for (B, 1, L, E).
         gates_axes: whether factors of heads come as (1, H, 1, 1), not as (H,).
         packing: how it takes all samples in one sequence, (B * L, E); None: it takes batches.
     """

@@ -79,6 +79,9 @@ def needs_even(make: Constructor, call: ModuleCall) -> bool:
     return even is not None and odd is None
 
 
+RAISES = "it raises with more"
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a module is built for, and takes no more of.
@@ -86,11 +89,13 @@ class Limits:
     Attributes:
         tables: it has arrays with a row for each token that it is built for.
         samples, tokens: seen by calls; 0: any number.
+        why: there are no more tokens.
     """
 
     tables: bool
     samples: int
     tokens: int
+    why: str = RAISES
 
     def __bool__(self) -> bool:
         return self.tables or self.samples > 0 or self.tokens > 0
@@ -98,8 +103,8 @@ class Limits:
     @property
     def notes(self) -> list[str]:
         """On what is not given because of what was seen by calls."""
-        counts = {"samples": self.samples, "tokens": self.tokens}
-        return [unclaimed(f"more than {most} {what}", "it raises with more") for what, most in counts.items() if most]
+        counts = {"samples": (self.samples, RAISES), "tokens": (self.tokens, self.why)}
+        return [unclaimed(f"more than {most} {what}", why) for what, (most, why) in counts.items() if most]
 
     def within(self, case: Case) -> Case:
         """The case with as many samples and tokens at most."""
@@ -126,7 +131,22 @@ def limits_of(make: Constructor, call: ModuleCall) -> Limits:
         sizes = {size for each in _arrays(module) for size in each.shape}
         longer = sorted(size for size in sizes if make.tokens < size < LONGEST)[:MOST_SIZES]
         tokens = next((size for size in longer if answers(1, size) and not answers(1, size + 1)), 0)
-    return Limits(has_tables(make), 0 if samples > MOST_SAMPLES else samples, tokens)
+        hidden = _first_hidden(module)
+    samples = 0 if samples > MOST_SAMPLES else samples
+    if make.tokens <= hidden <= (tokens or LONGEST):
+        return Limits(has_tables(make), samples, hidden, f"a mask that it keeps hides token {hidden} from itself")
+    return Limits(has_tables(make), samples, tokens)
+
+
+def _first_hidden(module: nn.Module) -> int:
+    """The first token that a square mask of a module hides from itself, while others see themselves; 0 for none."""
+    for each in module.buffers():
+        if each.ndim > 1 and each.shape[-1] == each.shape[-2] and each.is_floating_point() | (each.dtype is torch.bool):
+            own = each.reshape(-1, *each.shape[-2:])[0].diagonal()
+            other = (own != own[:1]).nonzero()
+            if len(other) and len(each.unique()) == 2:
+                return int(other[0])
+    return 0
 
 
 def _near(case: Case) -> Case:

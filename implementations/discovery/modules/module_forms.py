@@ -43,6 +43,7 @@ from attention_conformance.implementations.discovery.modules.query_key_norms imp
 )
 from attention_conformance.implementations.discovery.modules.readings import read
 from attention_conformance.implementations.discovery.modules.slots import roles_of, slots
+from attention_conformance.implementations.discovery.modules.spatial import OF_SEQUENCES
 from attention_conformance.implementations.discovery.modules.template import Variant
 from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -179,7 +180,10 @@ def _answering(call: ModuleCall, make: Constructor, module: nn.Module, any_error
         TargetError: it raises in each.
     """
     try:
-        return (yield settled(call, module, make.width, make.heads, make.tokens))
+        found = settled(call, module, make.width, make.heads, make.tokens)
+        if not _is_broadcast(found, make, module):
+            return (yield found)
+        return (yield settled(replace(call, spatial=OF_SEQUENCES), module, make.width, make.heads, make.tokens))
     except TargetError as error:
         refused = error
     answered = False
@@ -196,6 +200,14 @@ def _answering(call: ModuleCall, make: Constructor, module: nn.Module, any_error
         raise refused
     if not answered:
         yield settled(call, module, make.width, make.heads, make.tokens, any_error)
+
+
+def _is_broadcast(call: ModuleCall, make: Constructor, module: nn.Module) -> bool:
+    """Whether its answer has an axis more than its inputs, of one number: it takes tokens for something else."""
+    x = torch.zeros(2, make.tokens, make.width)
+    with torch.no_grad():
+        output = safe_call(lambda: call.plain(in_mode(module, False), (x, x, x), make.heads)).value
+    return output is not None and output.shape == (2, make.tokens, 1, make.width)
 
 
 def norms_inside(make: Constructor, call: ModuleCall) -> FoundNorm | None:
@@ -245,7 +257,8 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
     if not call.optional and not call.length_first:
         call = replace(call, length_first=length_first(built(make), answer, make.tokens, make.width))
     reading = read(in_mode(built(make), False), answer, call.inputs, make.width, make.heads, make.tokens)
-    if call.spatial and (reading is None or reading.variant is None) and not _has_convolutions(built(make)):
+    unsure = call.spatial not in (0, OF_SEQUENCES) and not _has_convolutions(built(make))
+    if unsure and (reading is None or reading.variant is None):
         raise UnknownFormError(f"its layout is unknown: {REMEDY}")
     if make.guessed and (reading is None or reading.variant is None):
         raise TargetError(f"what its constructor's {make.guessed[0]!r} is, is unknown: {REMEDY}")

@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 
+OF_SEQUENCES = 5
+"""The layout of several sequences in each sample, of which there is one here."""
 SPATIAL: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
     1: lambda x: x.transpose(1, 2).contiguous(),
     2: lambda x: x.transpose(1, 2).unsqueeze(-1).contiguous(),
     3: lambda x: x.unsqueeze(2),
     4: lambda x: x.unflatten(1, (isqrt(x.shape[1]), -1)),
+    OF_SEQUENCES: lambda x: x.unsqueeze(1),
 }
 """An input (B, L, E) in the layouts of `ModuleCall.spatial`."""
 

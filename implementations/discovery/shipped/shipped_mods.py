@@ -91,6 +91,15 @@ class NeutralMods:
         return score
 
 
+def of_tensors(function: Callable[..., Any]) -> bool:
+    """Whether it is none of JAX arrays, which raises with tensors and answers these."""
+    query = torch.ones(SQUARE)
+    if not safe_call(partial(function, query, query, query)).error or not (jax := optional("jax")):
+        return True
+    array = jax.numpy.ones(SQUARE)
+    return bool(safe_call(partial(function, array, array, array)).error)
+
+
 def by_position(function: Callable[..., Any]) -> bool:
     """Whether its mods are called with the four numbers of a position."""
     names = safe_call(lambda: {*signature(function).parameters}).value or set()
@@ -113,6 +122,7 @@ POSITIONAL = (
         flex,
         SCORED,
         TOP_LEFT,
+        suits=of_tensors,
     ),
     Interface(
         "flex_attention with score_mod and mask_mod",

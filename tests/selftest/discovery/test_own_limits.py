@@ -1,0 +1,144 @@
+"""What published code refuses, hides or lays out in a way of its own: a limit that is not checked, and no mistake."""
+
+import pytest
+
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.selftest.discovery.making import Make, failing
+
+WINDOWED = """
+def f(query, key, value, sliding_window_size=-1):
+    q, s = query, query @ key.mT
+    s = s / {root}
+    if sliding_window_size >= 0:
+        if query.shape[2] != key.shape[2]:
+            raise ValueError("as many queries as keys")
+        at = torch.arange(key.shape[2])
+        s = s.masked_fill((at - at[:, None]).abs() > sliding_window_size, -torch.inf)
+    return s.softmax(-1) @ value
+"""
+NARROW = """
+def f(query, key, value, scale=None):
+    if value.shape[-1] > query.shape[-1]:
+        raise ValueError("values are as wide as keys at most")
+    return attend(query, key, value, scale=scale)[0]
+"""
+SERIES = """
+class MultiHeadAttention(nn.Module):
+    def __init__(self, nb_head, d_model):
+        super().__init__()
+        self.h, self.linears = nb_head, nn.ModuleList(nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, query, key, value, mask=None):
+        \"\"\"(batch, N, T, d_model), attention over T; mask (batch, T, T).\"\"\"
+        B, N = query.shape[:2]
+        q, k, v = (
+            each(x).view(B, N, -1, self.h, x.shape[-1] // self.h).transpose(2, 3)
+            for each, x in zip(self.linears, (query, key, value))
+        )
+        s = q @ k.mT / {root}
+        if mask is not None:
+            s = s.masked_fill(mask[:, None, None] == 0, -1e9)
+        x = (s.softmax(-1) @ v).transpose(2, 3).reshape(B, N, -1, self.h * v.shape[-1])
+        return self.linears[-1](x)
+"""
+HOLES = """
+class f(nn.Module):
+    def __init__(self, n_embd, n_head, block_size=64):
+        super().__init__()
+        self.h, self.qkv, self.proj = n_head, nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
+        mask = torch.ones(block_size, block_size).tril()
+        mask[:, 24::25] = 0
+        self.register_buffer("mask", mask)
+
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        s = q @ k.mT / {root}
+        s = s.masked_fill(self.mask[: x.shape[1], : x.shape[1]] == 0, -torch.inf)
+        return self.proj((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+ROOT, WRONG = "q.shape[-1] ** 0.5", "(q.shape[-1] - 1) ** 0.5"
+
+
+@pytest.mark.parametrize(("root", "wrong"), [(ROOT, False), (WRONG, True)])
+def test_windows_of_other_lengths_that_are_refused(make: Make, root: str, wrong: bool) -> None:
+    made = make(WINDOWED.format(root=root))
+    assert {Feature.WINDOW, Feature.CROSS} <= made.claims.features
+    assert any("windows of other lengths" in each for each in made.unclaimed)
+    assert bool(failing(made, "window.*", "shapes.combinations", "scores.dot-product")) is wrong
+
+
+def test_values_wider_than_keys_that_are_refused(make: Make) -> None:
+    made = make(NARROW)
+    assert Feature.VALUE_WIDTH in made.claims
+    assert not failing(made, "shapes.output", "shapes.combinations", "values.combination")
+
+
+@pytest.mark.parametrize(("root", "wrong"), [(ROOT, False), (WRONG, True)])
+def test_tokens_behind_an_axis_of_their_own(make: Make, root: str, wrong: bool) -> None:
+    made = make(SERIES.format(root=root), "MultiHeadAttention")
+    assert "(B, 1, L, E)" in made.about
+    assert bool(failing(made, "scores.dot-product", "masks.bool", "heads.independent")) is wrong
+
+
+@pytest.mark.parametrize(("root", "wrong"), [(ROOT, False), (WRONG, True)])
+def test_tokens_that_a_kept_mask_hides_from_all(make: Make, root: str, wrong: bool) -> None:
+    made = make(HOLES.format(root=root))
+    assert any("more than 24 tokens" in each for each in made.unclaimed)
+    assert bool(failing(made, "scores.dot-product", "gradients.query", "shapes.large")) is wrong
+
+
+OF_SAMPLES = '''
+def f(Q, K, V, mask=None):
+    """mask: boolean, True where a key takes part: (L, S), (B, L, S) for each sample, or (B, H, L, S)."""
+    B, H, L = Q.shape[:3]
+    s = Q @ K.mT / Q.shape[-1] ** 0.5
+    if mask is not None:
+        if mask.ndim == 3:
+            mask = {of_samples}.view(B, H, L, -1)  # one mask for every head
+        s = s.masked_fill(~mask, -torch.inf)
+    return s.softmax(-1) @ V
+'''
+EACH = "mask.repeat_interleave(H, 0)"
+
+
+@pytest.mark.parametrize(("of_samples", "wrong"), [(EACH, False), ("mask.repeat(H, 1, 1)", True)])
+def test_masks_of_three_axes_as_they_are_documented(make: Make, of_samples: str, wrong: bool) -> None:
+    made = make(OF_SAMPLES.format(of_samples=of_samples))
+    assert not made.findings
+    assert bool(failing(made, "relations.alternatives")) is wrong
+
+
+def test_documented_axes_that_are_refused_are_not_claimed(make: Make) -> None:
+    made = make(OF_SAMPLES.format(of_samples=EACH).replace("mask.ndim == 3", "mask.ndim == 9"))
+    assert not failing(made, "relations.alternatives")
+
+
+BUCKETS = """
+class T5Attention(nn.Module):
+    def __init__(self, d_model, num_heads, num_buckets=8, max_distance=20):
+        super().__init__()
+        self.h, self.num_buckets, self.max_distance = num_heads, num_buckets, max_distance
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
+        self.relative_attention_bias = nn.Embedding(num_buckets, num_heads)
+
+    def rows(self, ahead):
+        half = self.num_buckets // 2
+        far = ahead.abs()
+        exact = half // 2
+        logs = torch.log(far.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        rows = torch.where(far < exact, far, {large}) + (ahead > 0) * half
+        return rows.clamp(max=self.num_buckets - 1)
+
+    def forward(self, x):
+        q, k, v = (split(each(x), self.h) for each in (self.q, self.k, self.v))
+        at = torch.arange(x.shape[1])
+        s = q @ k.mT + self.relative_attention_bias(self.rows(at - at[:, None])).permute(2, 0, 1)
+        return self.o((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+LARGE = "exact + (logs * (half - exact)).long()"
+
+
+@pytest.mark.parametrize(("large", "wrong"), [(f"({LARGE}).clamp(max=half - 1)", False), (LARGE, True)])
+def test_the_farthest_keys_of_buckets(make: Make, large: str, wrong: bool) -> None:
+    made = make(BUCKETS.format(large=large), "T5Attention")
+    assert bool(failing(made, "modules.as-built")) is wrong
