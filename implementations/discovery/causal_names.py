@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.vocabulary import OPTIONS
 
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 NEGATED = {"non", "no", "not", "un", "bi"}
@@ -14,6 +15,17 @@ CHOSEN = re.compile(r"mask|causal|attn_bias|attention_bias")
 """What is part of the names of parameters by which the caller chooses."""
 SETTING = re.compile(r"\b(config|cfg|conf|args|opts?|hparams|params)\.\w*(causal|mask)")
 """What a choice in an object of settings looks like."""
+
+
+FLAG_WORDS = {"causal", "is", "use", "apply", "with", "mask", "masked", "masking", "attn", "attention"}
+"""Words that the name of a flag of causality consists of."""
+
+
+def is_causal_flag(parameter: inspect.Parameter) -> bool:
+    """Whether it is a flag of a triangle: by a known name, or a boolean one of causality in other words."""
+    words = {*parameter.name.lower().split("_")}
+    own = isinstance(parameter.default, bool) and "causal" in words and words <= FLAG_WORDS
+    return own or parameter.name in OPTIONS["is_causal"].parameters
 
 
 def promises_causal(name: str, target: object) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.causal_names import is_causal_flag
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.implementations.discovery.vocabulary import (
@@ -22,6 +23,7 @@ from attention_conformance.implementations.discovery.vocabulary import (
     LENGTH_NAMES,
     MASK_NAMES,
     OPTIONS,
+    PADDING_NAMES,
     PARTNERS,
     ROLES,
     WEIGHTS_RETURNED,
@@ -45,8 +47,6 @@ SIMILARITY = 0.8
 
 HIDING_WORDS = {"mask", "masks", "lengths", "lens", "seqlens"}
 """Words in the names of what hides keys."""
-FLAG_WORDS = {"causal", "is", "use", "apply", "with", "mask", "masked", "masking", "attn", "attention"}
-"""Words that the name of a flag of causality consists of."""
 
 NO_WINDOW = ((-1, -1), (None, None))
 """What a window's two sides are by default, where nothing is limited."""
@@ -191,13 +191,6 @@ def switched_off(parameters: Iterable[inspect.Parameter]) -> dict[str, object]:
         elif is_causal_flag(p) and (required(p) or p.default is True):
             given[p.name] = False
     return given
-
-
-def is_causal_flag(parameter: inspect.Parameter) -> bool:
-    """Whether it is a flag of a triangle: by a known name, or a boolean one of causality in other words."""
-    words = {*parameter.name.lower().split("_")}
-    own = isinstance(parameter.default, bool) and "causal" in words and words <= FLAG_WORDS
-    return own or parameter.name in OPTIONS["is_causal"].parameters
 
 
 def window_names(signature: inspect.Signature) -> list[str]:
@@ -349,13 +342,19 @@ def read_options(
     masks = {option: name for name in known.keys() - KNOWN_NAMES.keys() for option in ("bool_mask", "float_mask")}
     spelled = masks | _pair_of_window(rest) | own_names(OPTIONS, keywords)
     flags = [p.name for p in rest if p.kind in _NAMED and is_causal_flag(p)]
-    spelled = {"is_causal": flags[0], **spelled} if flags else spelled
+    spelled = _of_padding(keywords, spelled) | ({"is_causal": flags[0]} if flags else {}) | spelled
     hidden = set(swallowed) - set(spelled) if takes_any(signature, inspect.Parameter.VAR_KEYWORD) else set()
     spelled |= {option: swallowed[option] for option in sorted(hidden)}
     others = tuple(n for n in sorted(keywords - {*spelled.values()}) if HIDING_WORDS & {*n.lower().split("_")})
     always, defaults = _always(rest, keywords, known), _defaults(rest, spelled)
     similar = _misspelled(keywords - known.keys(), spelled)
     return Options(spelled, always, defaults, swallowed=frozenset(hidden), misspelled=similar, other_masks=others)
+
+
+def _of_padding(keywords: set[str], spelled: Mapping[str, str]) -> dict[str, str]:
+    """The mask of keys of torch.nn.TransformerEncoderLayer, next to another mask."""
+    others = {name for name in PADDING_NAMES if name in keywords} - {*spelled.values()}
+    return {"key_padding_mask": others.pop()} if len(others) == 1 and "bool_mask" in spelled else {}
 
 
 def _pair_of_window(rest: Iterable[inspect.Parameter]) -> dict[str, str]:

@@ -41,6 +41,8 @@ MASK_NAMES = (
     *("key_masks", "kv_mask", "x_mask", "input_mask", "src_key_padding_mask", "masks"),
 )
 """Names of masks that state neither their form nor what True means in them."""
+PADDING_NAMES = ("src_key_padding_mask", "tgt_key_padding_mask", "memory_key_padding_mask")
+"""Names of masks of keys in torch's layers of transformers, where there is another mask."""
 MASK_WORDS = {
     *("mask", "masks", "attn", "att", "atten", "attention", "self", "cross", "pad", "padding", "padded", "valid"),
     *(

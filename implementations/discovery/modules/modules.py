@@ -53,6 +53,7 @@ from attention_conformance.implementations.discovery.modules.plans import Module
 from attention_conformance.implementations.discovery.modules.promises import (
     has_published_interface,
 )
+from attention_conformance.implementations.discovery.modules.torch_inside import without_rows_of_torch
 from attention_conformance.implementations.discovery.modules.whole_modules import as_built
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.spec.cases import Layout
@@ -89,6 +90,7 @@ def module_candidate(
     published = has_published_interface(kind)
     check, option_notes = _option_claims(plan, published)
     check, twice = without_rows_emptied_twice(check)
+    check, empty = without_rows_of_torch(check, plan.make)
     check, one_length = _without_refused_lengths(check, plan)
     if "returned-weights" not in settings:
         check = with_returned_weights(check, plan.extras)
@@ -124,7 +126,18 @@ def module_candidate(
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
     check = check.stating(*left_out(plan.make, plan.call))
     before = [*always, *plan.call.options.notes, *mode, *check.stated]
-    notes = (f"a module class, {layout}", *before, *plan.notes, *notes, *option_notes, *twice, *one_length, *raising)
+    notes = (
+        f"a module class, {layout}",
+        *before,
+        *plan.notes,
+        *notes,
+        *option_notes,
+        *twice,
+        *one_length,
+        *empty,
+        *raising,
+    )
+    notes = (*notes, *raising)
     claims = replace(claims, features=claims.features | set(modes))
     construct = plan.make.constructs and partial(_built_and_called, plan)
     made = Implementation(name, claims, plan.run(), construct=construct, alternatives=alternatives, modes=modes)

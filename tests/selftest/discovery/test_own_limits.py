@@ -87,6 +87,26 @@ def test_tokens_that_a_kept_mask_hides_from_all(make: Make, root: str, wrong: bo
     assert bool(failing(made, "scores.dot-product", "gradients.query", "shapes.large")) is wrong
 
 
+LAYER = """
+class f(nn.Module):
+    def __init__(self, d_model, nhead):
+        super().__init__()
+        self.self_attn, self.norm = nn.MultiheadAttention(d_model, nhead, batch_first=True), nn.LayerNorm(d_model)
+
+    def forward(self, src, src_mask=None, src_key_padding_mask=None):
+        x = self.self_attn(src, src, src, attn_mask=src_mask, {padding}need_weights=False)[0]
+        return self.norm(src + x)
+"""
+
+
+@pytest.mark.parametrize(("padding", "wrong"), [("key_padding_mask=src_key_padding_mask, ", False), ("", True)])
+def test_both_masks_of_a_layer_around_torchs_module(make: Make, padding: str, wrong: bool) -> None:
+    made = make(LAYER.format(padding=padding))
+    assert {Feature.BOOL_MASK, Feature.KEY_PADDING} <= made.claims.features
+    assert not made.findings
+    assert bool(failing(made, "masks.bool", "masks.key-padding", "conventions.empty-row")) is wrong
+
+
 OF_SAMPLES = '''
 def f(Q, K, V, mask=None):
     """mask: boolean, True where a key takes part: (L, S), (B, L, S) for each sample, or (B, H, L, S)."""
