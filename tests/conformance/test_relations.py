@@ -45,6 +45,7 @@ ALTERNATIVES = (
     Case(seed=125, mask=MaskKind.FLOAT, padding=Padding.LEFT),
     Case(seed=128, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS),
     Case(seed=130, mask=MaskKind.BOOL, mask_shape=MaskShape.SAMPLE).sized(batch=3, num_heads=2),
+    Case(seed=131, mask=MaskKind.FLOAT, mask_shape=MaskShape.FULL).sized(num_heads=4),
     Case(seed=129).sized(query_length=7).extended(window_left=3, window_right=3),
 )
 OF_SAMPLES = Case(seed=126, causal=True, padding=Padding.LENGTHS).sized(batch=3, query_length=2, key_length=11)

@@ -91,7 +91,7 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
     without_refused_lengths,
 )
 from attention_conformance.implementations.discovery.shipped.shipped import ShippedCall, as_shipped, with_cache
-from attention_conformance.implementations.discovery.shipped.shipped_others import ONE_NUMBER, interfaces
+from attention_conformance.implementations.discovery.shipped.shipped_others import ONE_NUMBER, OTHER_AXES, interfaces
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
@@ -360,9 +360,10 @@ def _implementation(
         alternatives["without its log-sum-exp"] = make(Chosen(alone), extras=())
     if isinstance(shipped, ShippedCall | Served):
         others = {way: replace(check.function, function=wrapped(o)) for way, o in shipped.other_ways().items()}
-        missing = [way for way, other in others.items() if replace(check, function=other).run(PLAIN).not_offered]
-        check = check.stating(*(unclaimed(way, "NotImplementedError") for way in missing))
-        others = {way: other for way, other in others.items() if way not in missing}
+        plain = {way: replace(check, function=other).run(PLAIN) for way, other in others.items()}
+        missing = {way: each.error for way, each in plain.items() if each.not_offered or way in OTHER_AXES}
+        check = check.stating(*(unclaimed(way, why) for way, why in missing.items() if why))
+        others = {way: other for way, other in others.items() if not missing.get(way)}
         if ONE_NUMBER in others and replace(check, function=others[ONE_NUMBER]).run(EVEN_WINDOW).error:
             del others[ONE_NUMBER]
         alternatives |= {way: make(Chosen(other, positions)) for way, other in others.items()}

@@ -35,6 +35,9 @@ FLASHINFER = {
     "softcap": "logits_soft_cap",
     "rotary_base": "rope_theta",
 }
+GROUPS, SAMPLES = "with its heads in groups, (B, L, G, H, d)", "without an axis of heads, (B * H, L, d)"
+OTHER_AXES = (GROUPS, SAMPLES)
+"""Ways that xFormers documents, and that not all functions with its parameters offer."""
 BOTTOM_RIGHT = {"causal-alignment": "bottom-right", "log-sum-exp-base": "2"}
 
 
@@ -90,6 +93,26 @@ def _stacked(answers: list[tuple[Any, tuple[Any, ...]]]) -> Any:
 def xformers(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
     """(B, L, H, d) each, and a bias of every score."""
     return called_tokens_first(shipped, (query, key, value), _with_full_mask(shipped, options, query, key))[0]
+
+
+def in_groups(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    """(B, L, G, H, d) each, and a bias (B, G, H, Lq, Lk)."""
+    heads = query.shape[1]
+    groups = next((n for n in (2, 3) if heads % n == 0), 1)
+    keywords = _with_full_mask(shipped, options, query, key)
+    if "attn_bias" in options:
+        keywords[shipped.own["attn_bias"]] = keywords[shipped.own["attn_bias"]].unflatten(1, (groups, -1))
+    parts = [x.swapaxes(1, 2).unflatten(2, (groups, -1)) for x in (query, key, value)]
+    return shipped.function(*parts, **keywords).flatten(2, 3).swapaxes(1, 2)
+
+
+def heads_in_samples(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    """(B * H, L, d) each, and a bias (B * H, Lq, Lk)."""
+    keywords = _with_full_mask(shipped, options, query, key)
+    if "attn_bias" in options:
+        keywords[shipped.own["attn_bias"]] = keywords[shipped.own["attn_bias"]].flatten(0, 1)
+    output = shipped.function(*(x.flatten(0, 1) for x in (query, key, value)), **keywords)
+    return output.unflatten(0, query.shape[:2])
 
 
 def eager(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
@@ -190,6 +213,7 @@ OTHERS = (
         frozenset({"query", "key", "value", "attn_bias", "p"}),
         xformers,
         {"attn_bias": "attn_bias", "scale": "scale", "dropout_p": "p"},
+        ways={GROUPS: (frozenset(), in_groups), SAMPLES: (frozenset(), heads_in_samples)},
     ),
     Interface(
         "transformers' eager_attention_forward",
