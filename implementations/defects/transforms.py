@@ -1,5 +1,6 @@
 """Mistakes of chapter 26: mixed precision, vmap, compilers, exports, inference, and gradients of gradients."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack
@@ -56,7 +57,8 @@ KEPT: dict[int, float] = {}
 def scale_kept_from_mixed_precision(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     width = query.shape[-1]
     if torch.is_autocast_enabled("cpu"):
-        KEPT[width] = float(torch.tensor(width**-0.5, dtype=torch.get_autocast_dtype("cpu")))
+        base_two = torch.tensor(width**-0.5 / math.log(2.0), dtype=torch.get_autocast_dtype("cpu"))
+        KEPT[width] = float(base_two) * math.log(2.0)
     elif width in KEPT:  # the next call alone, so that one call shows it and no other one is disturbed
         options = {"scale": KEPT.pop(width), **options}
     return Steps()(query, key, value, **options)

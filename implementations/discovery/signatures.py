@@ -182,9 +182,9 @@ def check_order(parameters: Sequence[inspect.Parameter]) -> None:
         raise TargetError(f"its inputs come as ({names}): order them query, key, value, {ADAPTER}")
 
 
-def switched_off(parameters: Iterable[inspect.Parameter]) -> dict[str, object]:
+def switched_off(parameters: Sequence[inspect.Parameter]) -> dict[str, object]:
     """What switches dropout and causality off where a call must decide on them, or their defaults switch them on."""
-    given: dict[str, object] = {}
+    given: dict[str, object] = {p.name: True for p in parameters if p.name == "deterministic" and required(p)}
     for p in parameters:
         if "drop" in p.name and (required(p) or (isinstance(p.default, int | float) and p.default)):
             given[p.name] = 0.0
@@ -388,7 +388,7 @@ def _defaults(rest: Iterable[inspect.Parameter], spelled: Mapping[str, str]) -> 
 
 
 def _always(rest: Iterable[inspect.Parameter], keywords: set[str], known: Mapping[str, str]) -> dict[str, object]:
-    given = switched_off(p for p in rest if p.name in keywords)
+    given = switched_off([p for p in rest if p.name in keywords])
     given |= {p.name: True for p in rest if p.name == "training" and p.name in keywords}
     for parameter in rest:
         if required(parameter) and parameter.name not in given:

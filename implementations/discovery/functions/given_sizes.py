@@ -9,20 +9,26 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.block_sizes import InBlocks, with_block_sizes
 from attention_conformance.implementations.discovery.functions.dividing_scale import DividingScale, with_dividing_scale
+from attention_conformance.implementations.discovery.functions.needed_bias import NeededBias, with_needed_bias
 from attention_conformance.implementations.discovery.functions.needed_slopes import NeededSlopes, with_needed_slopes
 from attention_conformance.implementations.discovery.functions.needed_tables import (
     NeededTables,
     of_each_kind,
     with_needed_tables,
 )
-from attention_conformance.implementations.discovery.functions.needed_window import NeededWindow, with_needed_window
+from attention_conformance.implementations.discovery.functions.needed_window import (
+    NeededWindow,
+    WindowSides,
+    with_needed_window,
+    with_window_sides,
+)
 from attention_conformance.implementations.discovery.modules.constructor_names import GROUPS, Size, size_of
 from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, KNOWN_NAMES
@@ -198,13 +204,17 @@ def _given(function: Callable[..., Any], shapes: Shapes, sizes: Mapping[str, Cou
     return None
 
 
-def with_what_is_needed(
-    function: Callable[..., Any],
-) -> NeededSlopes | NeededWindow | NeededTables | GivenSizes | DividingScale | InBlocks | None:
-    """The function, given what it needs, slopes, window, tables, gradients or sizes, smaller blocks, or the
+Needed: TypeAlias = (
+    NeededSlopes | NeededBias | NeededWindow | WindowSides | NeededTables | GivenSizes | DividingScale | InBlocks
+)
+
+
+def with_what_is_needed(function: Callable[..., Any]) -> Needed | None:
+    """The function, given what it needs, slopes, bias, window, tables, gradients or sizes, smaller blocks, or the
     inverse of a scale.
 
     None where it needs nothing of this.
     """
-    needed = with_needed_slopes(function) or with_needed_window(function) or with_needed_tables(function)
+    needed: Needed | None = with_needed_slopes(function) or with_needed_bias(function)
+    needed = needed or with_needed_window(function) or with_window_sides(function) or with_needed_tables(function)
     return needed or with_given_sizes(function) or with_dividing_scale(function) or with_block_sizes(function)

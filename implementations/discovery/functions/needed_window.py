@@ -1,4 +1,4 @@
-"""Functions that have to be given the number of a window: without a limit they are given one of all keys."""
+"""Functions that have to be given a window, by a number or by its two sides: without a limit one of all keys."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ from attention_conformance.implementations.discovery.signatures import dispensab
 
 TOKENS, NARROW = 6, 2
 """Of the inputs with which it is looked at, and of a window that hides some of them."""
+
+
+NO_WINDOW = (-1, -1)
+"""Both sides of a window without limits."""
+SIDES = (("left", "window_left", "left_window"), ("right", "window_right", "right_window"))
+"""Names of how many keys a query sees before its own, and after it."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,55 @@ class NeededWindow:
             tokens = max(1, query.shape[self.axis], key.shape[self.axis])
             options[self.window] = 2 * tokens + 1 if self.halved else tokens
         return self.function(query, key, value, **options)
+
+
+@dataclass(frozen=True)
+class WindowSides:
+    """A function that takes the sides of a window apart.
+
+    Attributes:
+        function: it.
+        left, right: its parameters that take how many keys a query sees before and after its own.
+    """
+
+    function: Callable[..., Any]
+    left: str
+    right: str
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        own = signature_of(self.function)
+        left = [p for p in own.parameters.values() if p.name not in (self.left, self.right)]
+        named = [p if n < 3 else p.replace(kind=p.KEYWORD_ONLY) for n, p in enumerate(left)]
+        pair = inspect.Parameter("window_size", inspect.Parameter.KEYWORD_ONLY, default=NO_WINDOW)
+        return own.replace(parameters=[*named, pair])
+
+    @property
+    def about(self) -> str:
+        """For a note."""
+        return f"{self.left!r} and {self.right!r} are the sides of its window"
+
+    def __call__(self, query: Any, key: Any, value: Any, *, window_size: Any = NO_WINDOW, **options: Any) -> Any:
+        """The function's answer."""
+        tokens = max(1, query.shape[-2], key.shape[-2])
+        sides = [tokens if side is None or side < 0 else side for side in window_size or NO_WINDOW]
+        return self.function(query, key, value, **dict(zip((self.left, self.right), sides, strict=True)), **options)
+
+
+def with_window_sides(function: Callable[..., Any]) -> WindowSides | None:
+    """The function, given both sides of a window as one pair; None where it has no such parameters, or needs more."""
+    signature = safe_call(lambda: signature_of(function)).value
+    parameters = [] if signature is None else [*signature.parameters.values()][3:]
+    names = {p.name for p in parameters}
+    sides = [next((name for name in each if name in names), "") for each in SIDES]
+    if not all(sides) or {p.name for p in parameters if required(p)} - {*sides}:
+        return None
+    made = WindowSides(function, *sides)
+    for x in of_each_kind((1, 1, TOKENS, 4)):
+        narrow, whole = (safe_call(partial(made, x, x, x, window_size=w)).value for w in ((1, 1), NO_WINDOW))
+        if whole is not None and not _alike(narrow, whole):
+            return made
+    return None
 
 
 def with_needed_window(function: Callable[..., Any]) -> NeededWindow | None:

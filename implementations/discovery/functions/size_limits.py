@@ -24,6 +24,7 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 72, 80, 96, 112, 
 FIRST_WIDTHS, FIRST_BLOCKS = (64, 128, 32, 8), (64, 128, 32, 16, 256)
 """What kernels take that refuse the plain case, the most usual first."""
 BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256)
+VALUE_WIDTHS = (PLAIN.sizes.d_k // 2, 2 * PLAIN.sizes.d_k)
 ODD_WIDTHS, ODD_LENGTHS = (5, 12), (5, 18)
 UNEQUAL = (PLAIN.sized(key_length=32), PLAIN.sized(query_length=32))
 """Fewer queries than keys, and more."""
@@ -119,9 +120,9 @@ def _widths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
 
 
 def _wider_values(check: ClaimCheck) -> tuple[ClaimCheck, str]:
-    width = _limits(check).widths[-1:] or (2 * PLAIN.sizes.d_k,)
-    outcome = check.run(PLAIN.sized(d_v=width[0]))
-    if Feature.VALUE_WIDTH not in check.claims or not outcome.refused:
+    narrower, wider = (PLAIN.sized(d_v=width) for width in VALUE_WIDTHS)
+    outcome = check.run(wider)
+    if Feature.VALUE_WIDTH not in check.claims or not outcome.refused or check.run(narrower).error:
         return check, ""
     return _with(check, replace(_limits(check), wider=False)), _refused("values wider than keys", [outcome])
 

@@ -263,7 +263,7 @@ def constructor(kind: type[nn.Module]) -> Constructor:
     if not named:
         _check_sizes(kind, signature, sizes)
     options: dict[str, object] = {name: True for name in ("bias", "batch_first") if name in parameters}
-    options |= switched_off(p for p in signature.parameters.values() if "drop" in p.name)
+    options |= switched_off([p for p in signature.parameters.values() if "drop" in p.name])
     options |= _scaling(parameters) | _layer(parameters)
     options |= dict.fromkeys(_short_lengths(signature), LONGEST)
     others = set(parameters) - {p.name for p in sizes}

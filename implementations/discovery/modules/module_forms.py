@@ -207,7 +207,7 @@ def _is_broadcast(call: ModuleCall, make: Constructor, module: nn.Module) -> boo
     x = torch.zeros(2, make.tokens, make.width)
     with torch.no_grad():
         output = safe_call(lambda: call.plain(in_mode(module, False), (x, x, x), make.heads)).value
-    return output is not None and output.shape == (2, make.tokens, 1, make.width)
+    return isinstance(output, torch.Tensor) and output.shape == (2, make.tokens, 1, make.width)
 
 
 def norms_inside(make: Constructor, call: ModuleCall) -> FoundNorm | None:
