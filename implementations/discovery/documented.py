@@ -76,7 +76,8 @@ def chooses_corner(target: object) -> bool:
 
 
 OF_SAMPLES = re.compile(
-    r"\((?:b|n|bs|bsz|batch\w*) ?, ?(?!n?_?h(?:eads?)?\b|num_heads|1\b)[\w.]+ ?, ?(?!1\b)[\w.]+ ?\)", re.IGNORECASE
+    r"\((?:1 or )?(?:b|n|bs|bsz|batch\w*) ?, ?(?!n?_?h(?:eads?)?\b|num_heads|1\b)[\w.]+ ?, ?(?!1\b)[\w.]+ ?\)",
+    re.IGNORECASE,
 )
 """A shape of three axes whose first one are samples: a mask for each of them, that all heads share."""
 
@@ -213,6 +214,18 @@ def _paragraphs(text: str) -> list[str]:
             parts.append(line.strip())
             indent = own
     return parts
+
+
+OF_TORCH = re.compile(
+    r"\b(?:state[ _]?dicts?|checkpoints?|parameters|weights)\b(?:(?!\. )[^;]){0,60}\bmultiheadattention\b",
+    re.IGNORECASE,
+)
+"""Words for parameters that are those of torch.nn.MultiheadAttention."""
+
+
+def states_torchs_parameters(target: object) -> bool:
+    """Whether its documentation states that its parameters are those of torch.nn.MultiheadAttention."""
+    return any(OF_TORCH.search(" ".join(text.split())) for text in _documents(target))
 
 
 OF_SOFTMAX = re.compile(r"\bsoftmax (?:of|over|on) (?:the |all )?(?:attention )?(?:scores?|logits?)\b", re.IGNORECASE)

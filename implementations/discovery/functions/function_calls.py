@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -14,8 +15,16 @@ from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, AdapterRun, ClaimCheck
-from attention_conformance.implementations.discovery.signatures import Options
-from attention_conformance.implementations.discovery.vocabulary import MaskForm
+from attention_conformance.implementations.discovery.signatures import (
+    ADAPTER,
+    Options,
+    check_order,
+    positional,
+    read_options,
+    takes_any,
+)
+from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.implementations.discovery.vocabulary import KWARGS_OF_FUNCTION, MaskForm
 
 if TYPE_CHECKING:
     from attention_conformance.implementations.adapters.modes import Modes
@@ -169,3 +178,19 @@ def _as_numbers(mask: Any, like: Any, true_as: float) -> Any:
 def _as_integers(mask: Any) -> Any:
     """A boolean mask as integers 0 and 1, of torch's or NumPy's usual type."""
     return mask.long() if hasattr(mask, "long") else mask.astype(int)
+
+
+def options_of(signature: inspect.Signature) -> Options:
+    """What a function takes after query, key and value.
+
+    Raises:
+        TargetError: it is a method, takes other inputs, or needs something that is not known.
+    """
+    inputs = positional(signature)[:3]
+    if inputs and inputs[0].name in ("self", "cls"):
+        raise TargetError(f"it is a method of a class: give a function or a bound method, {ADAPTER}")
+    check_order(inputs)
+    if len(inputs) < 3 and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
+        names = ", ".join(p.name for p in inputs)
+        raise TargetError(f"it takes ({names}) by position: let it take query, key, value, {ADAPTER}")
+    return read_options(signature, inputs, KWARGS_OF_FUNCTION)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -47,6 +46,7 @@ from attention_conformance.implementations.discovery.functions.function_calls im
     ArrayKind,
     RenamedCall,
     extents,
+    options_of,
 )
 from attention_conformance.implementations.discovery.functions.function_masks import (
     with_all_axes,
@@ -66,7 +66,12 @@ from attention_conformance.implementations.discovery.functions.number_windows im
 )
 from attention_conformance.implementations.discovery.functions.on_request import with_all_it_returns
 from attention_conformance.implementations.discovery.functions.one_input import OneInput, of_one_input
-from attention_conformance.implementations.discovery.functions.one_key_head import OneKeyHead, with_key_heads
+from attention_conformance.implementations.discovery.functions.one_key_head import (
+    OneKeyHead,
+    TransposedKeys,
+    answers_uneven,
+    with_key_heads,
+)
 from attention_conformance.implementations.discovery.functions.one_length import without_other_lengths
 from attention_conformance.implementations.discovery.functions.served import Served
 from attention_conformance.implementations.discovery.functions.size_limits import with_size_limits
@@ -93,19 +98,13 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
 from attention_conformance.implementations.discovery.shipped.shipped import ShippedCall, as_shipped, with_cache
 from attention_conformance.implementations.discovery.shipped.shipped_others import ONE_NUMBER, OTHER_AXES, interfaces
 from attention_conformance.implementations.discovery.signatures import (
-    ADAPTER,
-    Options,
-    check_order,
-    positional,
-    read_options,
     signature_of,
     stated_dtype,
-    takes_any,
     window_names,
 )
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
-from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, KWARGS_OF_FUNCTION, is_open_mask
+from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, is_open_mask
 from attention_conformance.spec.conventions import CausalWithMask, Conventions, EmptyRow
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
@@ -155,7 +154,8 @@ def function_candidate(
         made = usual(function)
     except TargetError:
         laid = _laid_out_candidate(name, function, settings, device, premises)
-        laid = laid or _made(name, OneKeyHead(function), settings, device, premises)
+        of_keys = (_made(name, each(function), settings, device, premises) for each in (OneKeyHead, TransposedKeys))
+        laid = laid or next((each for each in of_keys if each is not None), None)
         together = (_laid_out_candidate(name, each, settings, device, premises) for each in of_one_input(function))
         laid = laid or next((each for each in together if each is not None), None)
         laid = laid or _serving_candidate(name, function, settings, device, premises, by_name=False)
@@ -167,6 +167,11 @@ def function_candidate(
         laid = laid or _serving_candidate(name, function, settings, device, premises, by_name=False, single=True)
         if laid is not None:
             return laid
+    transposed = None
+    if not answers_uneven(made, device):
+        transposed = _made(name, TransposedKeys(function), settings, device, premises)
+    if transposed is not None and answers_uneven(transposed, device):
+        return transposed
     return with_all_it_returns(made, function, usual)
 
 
@@ -227,7 +232,11 @@ def _laid_out_candidate(
 
 
 def _made(
-    name: str, adapted: LaidOut | OneKeyHead | Served, settings: Mapping[str, str], device: str, premises: Premises
+    name: str,
+    adapted: LaidOut | OneKeyHead | TransposedKeys | Served,
+    settings: Mapping[str, str],
+    device: str,
+    premises: Premises,
 ) -> Implementation | None:
     try:
         made = _usual_candidate(name, adapted, settings, device, premises)
@@ -243,7 +252,7 @@ def _usual_candidate(
     function, interface = (shipped, shipped.interface) if shipped else (function, None)
     documented = interface.settings if interface else {}
     conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming({**documented, **settings})
-    options = _options(signature_of(function))
+    options = options_of(signature_of(function))
     fits = one_set_of_ids if any(map(options.for_both, FOR_BOTH)) else any_case
     one_key_head = isinstance(function, OneKeyHead)
     fits = partial(with_key_heads, 1, fits) if one_key_head else fits
@@ -260,7 +269,9 @@ def _usual_candidate(
     check, lengths = (check, []) if interface else without_other_lengths(check, getattr(function, "function", function))
     limits = [*limits, *lengths]
     masks: list[str] = []
-    if not interface and is_open_mask(options.spelled.get("bool_mask", "")) and "bool-mask" not in settings:
+    own = options.spelled.get("bool_mask", "")
+    stated = is_open_mask(own) or (own and states_masks_of_samples(getattr(function, "function", function), own))
+    if not interface and stated and "bool-mask" not in settings:
         check, masks = with_mask_form(check, kind)
     elif not interface:
         check, masks = without_refused_masks(with_all_axes(check, kind))
@@ -379,14 +390,3 @@ def _with_modes(made: Implementation, check: ClaimCheck, modes: Callable[..., Mo
     judged = replace(made.claims, features=made.claims.features - ({Feature.LOG_SUM_EXP} if shipped else set()))
     runs = function_modes(modes, replace(check, claims=judged))
     return replace(made, claims=replace(made.claims, features=made.claims.features | set(runs)), modes=runs)
-
-
-def _options(signature: inspect.Signature) -> Options:
-    inputs = positional(signature)[:3]
-    if inputs and inputs[0].name in ("self", "cls"):
-        raise TargetError(f"it is a method of a class: give a function or a bound method, {ADAPTER}")
-    check_order(inputs)
-    if len(inputs) < 3 and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
-        names = ", ".join(p.name for p in inputs)
-        raise TargetError(f"it takes ({names}) by position: let it take query, key, value, {ADAPTER}")
-    return read_options(signature, inputs, KWARGS_OF_FUNCTION)

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.documented import states_torchs_parameters
 from attention_conformance.implementations.discovery.modules.attempts import attempts, with_one_wide_head
 from attention_conformance.implementations.discovery.modules.bare import around, tap_of
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
@@ -266,6 +267,9 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
         raise UnknownFormError(f"in a window of {make.tokens} tokens it is no attention: {REMEDY}")
     if make.unrotated and (reading is None or reading.variant is None):
         raise UnknownFormError(f"without the rotation of its {make.unrotated[0]!r} it is no attention: {REMEDY}")
+    if reading is not None and states_torchs_parameters(make.kind):
+        stated = find_places(built(make))
+        reading = replace(reading, places=stated) if stated.keys() == reading.places.keys() else reading
     usual = reading is None or reading.variant is None or (reading.is_usual and not reading.held)
     if refused is not None and (reading is None or (reading.variant is None and not _all_named(make, reading.held))):
         raise refused

@@ -28,6 +28,8 @@ from attention_conformance.implementations.discovery.vocabulary import OPTIONS
 
 WIDTHS = ("dim", "d_k", "d_head", "dim_head", "head_dim", "d_model")
 """Parameters of such a constructor that take the width of a head."""
+OF_ALL = ("dim", "d_model")
+"""Those that take the width of all heads, where it has a number of heads, too."""
 
 
 def as_function(kind: type) -> Callable[..., Any] | None:
@@ -74,9 +76,13 @@ def _called(made: Any, name: str) -> Callable[..., Any]:
 
 
 def _takes_heads(call: Callable[..., Any]) -> bool:
-    """Whether it takes query, key and value with an axis of heads, and keeps that or puts heads side by side."""
+    """Whether it takes query, key and value with an axis of heads, and keeps that or puts heads side by side.
+
+    The keys may be transposed.
+    """
     x = torch.randn(2, 2, 5, 8)
-    parts = (parts_of(safe_call(partial(call, each, each, each)).value) for each in (x, x.numpy()))
+    given = [(each, key, each) for each in (x, x.numpy()) for key in (each, each.swapaxes(2, 3))]
+    parts = (parts_of(safe_call(partial(call, *each)).value) for each in given)
     shapes = (tuple(getattr(each[0], "shape", ())) for each in parts if each)
     return any(shape in ((2, 2, 5, 8), (2, 5, 16)) for shape in shapes)
 
@@ -105,9 +111,9 @@ def _further(parameter: inspect.Parameter) -> Size | None:
 
 
 def _holds_parameters(made: Any) -> bool:
-    """Whether a module has parameters, or an object of another class attributes that are matrices."""
+    """Whether a module has parameters, but for a number that is none to learn, or another object has matrices."""
     if isinstance(made, nn.Module):
-        return any(True for _ in made.parameters())
+        return any(each.requires_grad or each.numel() > 1 for each in made.parameters())
     return any(matrix.ndim >= 2 for matrix in arrays_in(made))
 
 
@@ -129,7 +135,7 @@ def _built(kind: Callable[..., Any], width: int, heads: int) -> Any:
     """
     given: dict[str, Any] = {}
     signature = inspect.signature(kind)
-    settings = settings_parameter(signature)
+    settings, counted = settings_parameter(signature), any(map(_counts_heads, signature.parameters.values()))
     for parameter in signature.parameters.values():
         name = parameter.name.lower()
         if is_variadic(parameter):
@@ -143,7 +149,7 @@ def _built(kind: Callable[..., Any], width: int, heads: int) -> Any:
         elif required(parameter) and name == "temperature":
             given[parameter.name] = width**0.5
         elif required(parameter) and (name in WIDTHS or BY_NAME.get(name) is Size.HEAD_WIDTH):
-            given[parameter.name] = width
+            given[parameter.name] = width * heads if name in OF_ALL and counted else width
         elif required(parameter) and (size := _further(parameter)) is not None:
             given[parameter.name] = value_of(size, width * heads, heads)
         elif required(parameter) and name in USUAL:

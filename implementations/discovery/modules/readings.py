@@ -137,7 +137,9 @@ def _with_biases(
     for slot, roles in assigned.items():
         if not roles or not slot.is_bias:
             continue
-        owner = next((w for s, w in weights.items() if s.owner == slot.owner), None)
+        owners = [w for s, w in weights.items() if s.owner == slot.owner]
+        owners += [w for s, w in weights.items() if assigned[s] == roles and len(roles) > 1]  # a parameter of its own
+        owner = next(iter(owners), None)
         possible = list(arrangements(slot, roles, width, heads, kv_heads))
         order = "".join(owner.axes).replace("e", "") if isinstance(owner, Arranged) else ""
         alike = (each for each in possible if isinstance(each, Arranged) and "".join(each.axes) == order)

@@ -162,3 +162,30 @@ LARGE = "exact + (logs * (half - exact)).long()"
 def test_the_farthest_keys_of_buckets(make: Make, large: str, wrong: bool) -> None:
     made = make(BUCKETS.format(large=large), "T5Attention")
     assert bool(failing(made, "modules.as-built")) is wrong
+
+
+OWN_PARAMETERS = '''
+class f(nn.Module):
+    """{text}"""
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.h, self.d = num_heads, embed_dim // num_heads
+        self.in_proj_weight = nn.Parameter(torch.randn(3 * embed_dim, embed_dim) / embed_dim ** 0.5)
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim))
+        self.out_proj = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x):
+        qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
+        q, k, v = qkv.view(*x.shape[:2], self.h, 3, self.d).permute(3, 0, 2, 1, 4)
+        return self.out_proj(attend(q, k, v)[0].transpose(1, 2).flatten(2))
+'''
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [("Self-attention.", False), ("It loads a state dict of torch.nn.MultiheadAttention.", True)],
+)
+def test_rows_of_a_packed_parameter_lie_as_they_are_documented(make: Make, text: str, wrong: bool) -> None:
+    made = make(OWN_PARAMETERS.format(text=text))
+    assert not made.findings
+    assert bool(failing(made, "projections.query", "projections.bias", "heads.independent")) is wrong
