@@ -269,9 +269,9 @@ def _usual_candidate(
     check, lengths = (check, []) if interface else without_other_lengths(check, getattr(function, "function", function))
     limits = [*limits, *lengths]
     masks: list[str] = []
-    own = options.spelled.get("bool_mask", "")
-    stated = is_open_mask(own) or (own and states_masks_of_samples(getattr(function, "function", function), own))
-    if not interface and stated and "bool-mask" not in settings:
+    mask, written = options.spelled.get("bool_mask", ""), getattr(function, "function", function)
+    open_mask = is_open_mask(mask) or bool(mask and states_masks_of_samples(written, mask))
+    if not interface and open_mask and "bool-mask" not in settings:
         check, masks = with_mask_form(check, kind)
     elif not interface:
         check, masks = without_refused_masks(with_all_axes(check, kind))

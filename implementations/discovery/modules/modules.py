@@ -42,12 +42,12 @@ from attention_conformance.implementations.discovery.modules.module_runs import 
 from attention_conformance.implementations.discovery.modules.neutrals import Neutral, words_of
 from attention_conformance.implementations.discovery.modules.other_calls import (
     PROMISED,
-    SHORTER_DOCUMENT,
     calls_after_flags,
     other_calls,
 )
 from attention_conformance.implementations.discovery.modules.own_backward import own_backward
 from attention_conformance.implementations.discovery.modules.own_cache import unused_caches
+from attention_conformance.implementations.discovery.modules.packed_samples import SHORTER_DOCUMENT
 from attention_conformance.implementations.discovery.modules.parts_not_judged import not_judged
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan, plan_module
 from attention_conformance.implementations.discovery.modules.promises import (

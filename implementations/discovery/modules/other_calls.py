@@ -32,6 +32,7 @@ from attention_conformance.implementations.discovery.modules.mask_ranks import p
 from attention_conformance.implementations.discovery.modules.module_masks import shaped
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
+from attention_conformance.implementations.discovery.modules.packed_samples import BEHIND_OTHERS
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan
 from attention_conformance.implementations.discovery.modules.promises import (
     has_published_interface,
@@ -48,8 +49,6 @@ SAMPLES_OTHERWISE = "in the other layout, without a batch axis"
 AVERAGED_OF_SAMPLES = "with averaged weights, without a batch axis"
 PROMISED = frozenset({WITHOUT_WEIGHTS, SAMPLES_OTHERWISE, AVERAGED_OF_SAMPLES})
 """What the published interface promises: where that raises, it fails."""
-SHORTER_DOCUMENT = "with a shorter document before the others"
-"""What every forward promises that takes where documents begin."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def other_calls(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
         if not plan.call.length_first and _takes_samples(plan):
             yield SAMPLES_OTHERWISE, plan.run(OfSamples(plan.call), laid)
     if (packing := plan.call.packing) is not None:
-        for others, way in enumerate((SHORTER_DOCUMENT, "with a shorter and an empty document before the others"), 1):
+        for others, way in enumerate(BEHIND_OTHERS, 1):
             yield way, plan.run(replace(plan.call, packing=replace(packing, others=others)))
     requested = dict(_requested(plan))
     yield from ((way, plan.run(call, extras=extras)) for way, (call, extras) in requested.items())

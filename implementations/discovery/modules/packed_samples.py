@@ -15,6 +15,10 @@ from attention_conformance.implementations.discovery.signatures import required
 OF_BOUNDS, OF_LENGTHS = {"cu", "cum", "cumulative"}, {"seqlen", "seqlens", "seq", "len", "lens", "length", "lengths"}
 KEY_ENDINGS = ("k", "kv", "key", "keys")
 """Words in the names of the bounds of documents and of their lengths, and how names of those of keys end."""
+SHORTER_DOCUMENT = "with a shorter document before the others"
+"""What every forward promises that takes where documents begin."""
+BEHIND_OTHERS = (SHORTER_DOCUMENT, "with a shorter and an empty document before the others")
+"""By the number of other documents, from 1."""
 CUT = 2
 """Tokens that a document lacks which stands before the others."""
 

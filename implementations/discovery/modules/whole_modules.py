@@ -48,6 +48,7 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
 from attention_conformance.implementations.discovery.modules.left_out import never_given
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.neutrals import OF_PARTS, words_of
+from attention_conformance.implementations.discovery.modules.packed_samples import BEHIND_OTHERS
 from attention_conformance.implementations.discovery.modules.parameter_slopes import ParameterSlopes
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns
 from attention_conformance.implementations.discovery.modules.part_numbers import numbers
@@ -93,7 +94,8 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     sized = bool(premises.length or premises.block or make.window)
     run = usual_run(whole, module, direct, sized)
     run = replace(run, heads=None if premises.alibi else _head_axes(whole))
-    pieces = pieces_of(run, make.kind, direct, plain_problem(check), check.device) if caches else {}
+    pieces = dict(pieces_of(run, make.kind, direct, plain_problem(check), check.device)) if caches else {}
+    pieces |= _behind_others(run, direct, check)
     if not (left_out or counts or options or pieces or limits or unsaved):
         return {}
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
@@ -113,6 +115,17 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     equal = numbers(make, makes, call, check, problem)
     harder = _harder(usable, module, check, sized) | _answered({**equal, **after_longer(usable, limits)}, check)
     return {Feature.AS_BUILT: replace(usable, otherwise=otherwise | harder)}
+
+
+def _behind_others(run: AsBuilt, call: ModuleCall, check: ClaimCheck) -> dict[str, ModuleCall]:
+    """The call with other documents before those of the problem, where it takes documents, and these."""
+    problem = plain_problem(check)
+    if call.packing is None or problem is None:
+        return {}
+    ways = {way: replace(call, packing=replace(call.packing, others=n)) for n, way in enumerate(BEHIND_OTHERS, 1)}
+    return {
+        way: each for way, each in ways.items() if not safe_call(partial(run.output, problem, check.device, each)).error
+    }
 
 
 def _harder(run: AsBuilt, module: nn.Module, check: ClaimCheck, sized: bool) -> dict[str, Run]:
