@@ -252,6 +252,12 @@ def padding_filled_with_a_number(scores: Tensor, padding: Tensor) -> Tensor:
     return torch.where(real, scores, torch.where(real.any(-1, keepdim=True), -1e4, -INFINITY))
 
 
+@leaks("masks.padding-fill-value", step="add_padding", holds=("masks.key-padding", "masks.fill-value"))
+def padding_lowered_by_a_number(scores: Tensor, padding: Tensor) -> Tensor:
+    real = padding[:, None, None, :]
+    return torch.where(real.any(-1, keepdim=True), scores - 1e4 * ~real, -INFINITY)
+
+
 @leaks("masks.intersect", holds=("masks.bool", "masks.key-padding"))
 def padding_instead_of_mask(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
     return Steps()(query, key, value, **omitting("attn_mask", options, "key_padding_mask"))
