@@ -197,12 +197,14 @@ class PartEquations:
         call: see `TorchModule`.
         variant: of attention.
         uses: of the parts.
+        alone: whether keys and values are those of the query's tokens, whatever the problem has.
     """
 
     make: Constructor
     call: Call
     variant: Variant
     uses: Uses
+    alone: bool = False
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """What the equations give; its `others` are the output."""
@@ -234,6 +236,7 @@ class PartEquations:
         own = {path: to_array(parameter) for path, parameter in module.named_parameters() if path in places}
         double = {n: torch.from_numpy(each).double() for n, each in named_parts(own, places, given).items()}
         query, key, value = (x.double() for x in inputs_of(given))
+        key, value = (query, query) if self.alone else (key, value)
         shown = projected((query, key, value), double, problem.num_heads, problem.num_kv_heads)
         times = problem.num_heads // problem.num_kv_heads
         shown = replace(shown, **{n: getattr(shown, n).repeat_interleave(times, 1) for n in ("key", "value")})
@@ -278,11 +281,13 @@ def owners(module: nn.Module, held: Mapping[str, str]) -> dict[str, tuple[int, .
     return found
 
 
-def equations(make: Constructor, call: Call, variant: Variant, problem: Problem, device: str) -> PartEquations | None:
-    """The module with its held parts in place, if its answer to a problem shows what these do."""
+def equations(
+    make: Constructor, call: Call, variant: Variant, problem: Problem, device: str, alone: bool = False
+) -> PartEquations | None:
+    """The module with its held parts in place, if its answer to a problem shows what these do; `alone`: see there."""
     biases = {path: fill for path, fill in make.held.items() if place_of(path) is not None}
     released = replace(make, held=biases)
-    whole = PartEquations(released, call, variant, {})
+    whole = PartEquations(released, call, variant, {}, alone)
     module = safe_call(partial(whole.module, problem, device)).value
     if module is None:
         return None

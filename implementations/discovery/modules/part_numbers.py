@@ -43,7 +43,7 @@ def numbers(
         return {}
     direct, runs = Chosen(call.alone_with_itself(), ()), dict[str, Run]()
     for how, each in {"": make, **_with_added_parts(make, makes)}.items():
-        if (run := equations(each, direct, _variant(check), problem, check.device)) is not None:
+        if (run := equations(each, direct, _variant(check), problem, check.device, call.optional)) is not None:
             runs |= _harder(f"{how}, " * bool(how) + f"with the numbers of {', '.join(run.uses)}", run, check)
     if (relative := relative_positions(make, call, _variant(check), problem, check.device)) is not None:
         runs |= _harder(f"with the numbers of {', '.join(relative.uses)}", relative, check)

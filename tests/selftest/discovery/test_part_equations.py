@@ -129,3 +129,26 @@ class f(nn.Module):
 @pytest.mark.parametrize(("order", "wrong"), [("repeat(B, 1, 1)", False), ("repeat_interleave(B, 0)", True)])
 def test_shifted_windows_of_each_image_have_its_areas(make: Make, order: str, wrong: bool) -> None:
     assert is_caught(make, SHIFTED.format(order=order)) is wrong
+
+
+OF_CONTEXT = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.to_q, self.to_kv = heads, nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.gating, self.to_out = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        nn.init.zeros_(self.gating.weight)
+        nn.init.ones_(self.gating.bias)
+    def forward(self, x, context=None):
+        k, v = self.to_kv(x if context is None else context).chunk(2, -1)
+        out = attend(*(split(each, self.h) for each in (self.to_q(x), k, v)))[0].transpose(1, 2).flatten(2)
+        return self.to_out(out * {gates})
+"""
+
+
+@pytest.mark.parametrize(
+    ("gates", "unknown"),
+    [("self.gating(x).sigmoid()", ()), ("self.gating(x).tanh()", ("gating.weight", "gating.bias"))],
+)
+def test_gates_of_a_layer_that_may_be_given_a_context(make: Make, gates: str, unknown: tuple[str, ...]) -> None:
+    assert not is_caught(make, OF_CONTEXT.format(gates=gates), *unknown)
