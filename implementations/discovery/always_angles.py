@@ -101,6 +101,8 @@ def _solved(rows: tuple[Floats, ...], seen: Floats, pairing: RotaryPairing, dim:
     along, across = q1 * k1 + q2 * k2, q2 * k1 - q1 * k2
     passed = (query[:, dim:] * (before - own)[:, dim:]).sum(-1)
     terms = np.concatenate([along, -across, -(q1 * o1 + q2 * o2).sum(-1, keepdims=True)], -1)
+    if not np.isfinite(seen).all():
+        return None
     solved = np.linalg.lstsq(terms, seen - passed, rcond=None)[0]
     factor = float(solved[-1])
     if np.abs(terms @ solved - (seen - passed)).max() > HALF * (1.0 + np.abs(seen).max()) or factor <= 0.0:

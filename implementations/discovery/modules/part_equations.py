@@ -229,14 +229,16 @@ class PartEquations:
         query = inputs_of(tensors(problem, "cpu"))[0].double()
         return output_with_parts(shown, query, hidden, self.variant, parts)
 
-    def projected(self, module: nn.Module, problem: Problem) -> tuple[Projected, torch.Tensor]:
-        """Query, key and value in heads, and what is hidden, (B or 1, 1 or H, Lq, Lk)."""
+    def projected(
+        self, module: nn.Module, problem: Problem, inputs: tuple[torch.Tensor, ...] = ()
+    ) -> tuple[Projected, torch.Tensor]:
+        """Query, key and value in heads, of the problem's inputs or these, and what is hidden, (B or 1, 1 or H, Lq, Lk)."""
         given = tensors(problem, "cpu")
         places = places_in(module, self.make.find_places, problem)
         own = {path: to_array(parameter) for path, parameter in module.named_parameters() if path in places}
         double = {n: torch.from_numpy(each).double() for n, each in named_parts(own, places, given).items()}
-        query, key, value = (x.double() for x in inputs_of(given))
-        key, value = (query, query) if self.alone else (key, value)
+        query, key, value = inputs or (x.double() for x in inputs_of(given))
+        key, value = (query, query) if self.alone and not inputs else (key, value)
         shown = projected((query, key, value), double, problem.num_heads, problem.num_kv_heads)
         times = problem.num_heads // problem.num_kv_heads
         shown = replace(shown, **{n: getattr(shown, n).repeat_interleave(times, 1) for n in ("key", "value")})

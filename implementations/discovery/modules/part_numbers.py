@@ -10,6 +10,7 @@ from attention_conformance.implementations.adapters.as_built import Run
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
 from attention_conformance.implementations.discovery.extras import Chosen
+from attention_conformance.implementations.discovery.modules.added_positions import added_positions
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.harder_inputs import (
@@ -47,6 +48,7 @@ def numbers(
             runs |= _harder(f"{how}, " * bool(how) + f"with the numbers of {', '.join(run.uses)}", run, check)
     if (relative := relative_positions(make, call, _variant(check), problem, check.device)) is not None:
         runs |= _harder(f"with the numbers of {', '.join(relative.uses)}", relative, check)
+    runs |= added_positions(make, call, _variant(check), problem, check.device)
     for how, each in {"": make, **makes}.items():
         if (norms := twin_norms(each, direct, problem)) is not None:
             runs[f"{how}, " * bool(how) + "where a norm changes the answer"] = norms

@@ -189,3 +189,26 @@ def test_rows_of_a_packed_parameter_lie_as_they_are_documented(make: Make, text:
     made = make(OWN_PARAMETERS.format(text=text))
     assert not made.findings
     assert bool(failing(made, "projections.query", "projections.bias", "heads.independent")) is wrong
+
+
+DETR = """
+class f(nn.Module):
+    def __init__(self, d_model, nhead):
+        super().__init__()
+        self.self_attn, self.norm = nn.MultiheadAttention(d_model, nhead), nn.LayerNorm(d_model)
+
+    def with_pos_embed(self, tensor, pos):
+        return tensor if pos is None else tensor + pos
+
+    def forward(self, src, src_mask=None, src_key_padding_mask=None, pos=None):
+        q = k = self.with_pos_embed(src, pos)
+        x = self.self_attn(q, k, {value}, attn_mask=src_mask, key_padding_mask=src_key_padding_mask)[0]
+        return self.norm(src + x)
+"""
+
+
+@pytest.mark.parametrize(("value", "wrong"), [("src", False), ("q", True)])
+def test_positions_that_are_not_added_to_values(make: Make, value: str, wrong: bool) -> None:
+    made = make(DETR.format(value=value))
+    assert not made.findings
+    assert bool(failing(made, "modules.as-built")) is wrong

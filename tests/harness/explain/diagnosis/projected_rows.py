@@ -17,13 +17,15 @@ def digits(dtype: str) -> float:
 def projected_factors(problem: Problem, rows: Sequence[Floats], output: Floats) -> Floats | None:
     """(n, B, Lq, H): the factor of each row of each of n (B, H, Lq, d_v), of which the output (B, Lq, out_dim) is made.
 
-    None where it is not made of them, where one of them has no share, and where a few factors make any output.
+    None where it is not made of them, or no number, where one of them has no share, and where a few make any output.
     """
     shown = np.stack([_projected(problem, each) for each in rows])
     columns = np.moveaxis(shown, (0, 2), (-2, -1)).reshape(*output.shape, -1)
     if columns.shape[-1] * 2 > columns.shape[-2]:
         return None
     given = output - np.asarray(problem.parameters.get("b_o", 0.0), dtype=np.float64)
+    if not (np.isfinite(columns).all() and np.isfinite(given).all()):
+        return None
     factors = (np.linalg.pinv(columns) @ given[..., None])[..., 0]
     left = given - (columns @ factors[..., None])[..., 0]
     off = np.linalg.norm(left, axis=-1) > digits(problem.dtype) * np.linalg.norm(given, axis=-1)

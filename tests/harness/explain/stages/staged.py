@@ -63,8 +63,7 @@ def opened(problem: Problem, conventions: Conventions) -> State:
     """
     if problem.extension.dropout:
         raise ValueError("dropped weights are drawn by each implementation for itself")
-    if in_force(problem, conventions) is not problem:
-        raise ValueError("a mask or a causal flag takes the place of the other one")
+    problem = in_force(problem, conventions)
     given = {n: to_tensor(a) for n, a in problem.widened().fresh().arrays().items()}
     for name in problem.needs if problem.cotangent is not None else ():
         given[name] = given[name].detach().requires_grad_()
