@@ -86,7 +86,8 @@ def _is_left_to_one(check: ClaimCheck) -> bool:
 
     Each component of the values is huge at a key of its own, so that it shows the share of this key.
     """
-    fitted = fit(PLAIN.sized(key_length=LONG, query_length=LONG), check.claims)
+    queries = LONG if check.claims.premises.causal else 1
+    fitted = fit(PLAIN.sized(key_length=LONG, query_length=queries), check.claims)
     if isinstance(fitted, Unsupported) or check.claims.scope is not Scope.OP:
         return False
     problem = build(fitted, check.dtype).forward_only()

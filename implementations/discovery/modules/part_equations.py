@@ -232,7 +232,7 @@ class PartEquations:
     def projected(
         self, module: nn.Module, problem: Problem, inputs: tuple[torch.Tensor, ...] = ()
     ) -> tuple[Projected, torch.Tensor]:
-        """Query, key and value in heads, of the problem's inputs or these, and what is hidden, (B or 1, 1 or H, Lq, Lk)."""
+        """Query, key and value in heads, of the problem's inputs or of these, and what is hidden; see `_hidden`."""
         given = tensors(problem, "cpu")
         places = places_in(module, self.make.find_places, problem)
         own = {path: to_array(parameter) for path, parameter in module.named_parameters() if path in places}
