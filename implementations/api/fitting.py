@@ -218,12 +218,11 @@ def _some_alike(seed: int, query_dim: int, key_dim: int, value_dim: int) -> tupl
 
 
 def _sharing(case: Case, claims: Claims) -> Sharing:
-    """As much as the claims need; what the case has, where there is an input for each role."""
-    if Feature.CROSS not in claims:
+    """What the case has, or as much more as the claims need."""
+    wanted = Sharing.NONE if case.module is None else case.module.sharing
+    if Feature.CROSS not in claims or (Feature.KEY_VALUE not in claims and wanted is Sharing.SELF):
         return Sharing.SELF
-    if Feature.KEY_VALUE not in claims:
-        return Sharing.KEY_VALUE
-    return Sharing.NONE if case.module is None else case.module.sharing
+    return wanted if Feature.KEY_VALUE in claims else Sharing.KEY_VALUE
 
 
 def _random_widths(case: Case, claims: Claims) -> tuple[int, int, int]:

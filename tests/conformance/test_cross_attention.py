@@ -6,6 +6,7 @@ from dataclasses import replace
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Sharing
+from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.judge.clause_tests import clause, row, table
 from attention_conformance.tests.harness.judge.judge import Judge
 
@@ -51,6 +52,9 @@ CLAUSES = table(
 
 @clause("cross-attention.shared-inputs")
 def test_shared_inputs(judge: Judge) -> None:
+    if not {Feature.CROSS, Feature.KEY_VALUE} & judge.claims.features:
+        judge.unsupported.append("it takes one input")
+        return
     for case in _shared(judge):
         judge.assert_conforms(case, *judge.parts(), context=_roles(case))
     for way in judge.implementation.alternatives:

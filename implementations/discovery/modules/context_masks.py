@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 from attention_conformance.implementations.api.contract import Fit, Unsupported
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck
+from attention_conformance.implementations.discovery.modules.mask_effects import PADDED, has_effect
+from attention_conformance.implementations.discovery.modules.neutrals import OF_KEYS, Neutral, words_of
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
-from attention_conformance.spec.cases import Case, MaskKind
+from attention_conformance.spec.cases import Case, MaskKind, Padding, Sharing
+from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 
 if TYPE_CHECKING:
@@ -17,9 +20,24 @@ if TYPE_CHECKING:
 
 ALONE = {Feature.BOOL_MASK: ("bool_mask", MASKED), Feature.FLOAT_MASK: ("float_mask", BIASED)}
 """The option and a case of each kind of mask."""
+MASKS = ("bool_mask", "float_mask", "key_padding_mask")
 LONGER = 24
 """Keys, more than the queries of the plain case."""
 SQUARE = {"query_length": 5, "key_length": 5}
+
+
+def with_own_mask_open(call: ModuleCall, check: ClaimCheck) -> ModuleCall:
+    """The call with a mask of its own tokens that hides none, where that of the context is read next to it alone."""
+    if not call.of_context or not set(call.of_context) <= {*call.options.spelled.values()}:
+        return call
+    opened = replace(call, tables={**call.tables, **dict.fromkeys(call.of_context, Neutral.OF_QUERIES_SEEN)})
+
+    def hides(each: ModuleCall) -> bool:
+        of_keys = each.options.with_masks_as("key_padding_mask")
+        way = replace(each, options=of_keys, polarity=Polarity.MAY_ATTEND)
+        return has_effect(replace(check.claiming({Feature.KEY_PADDING}), function=way), PADDED)
+
+    return opened if hides(opened) and not hides(call) else call
 
 
 def without_unread(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
@@ -51,6 +69,36 @@ def of_itself_alone(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, li
         return check, []
     claims = replace(check.claims, fit=partial(fit_alike, check.claims.fit))
     return replace(check, claims=claims), [unclaimed("masks between other lengths", longer[0])]
+
+
+def of_context_alone(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
+    """The check without masks in self-attention, where these are masks of another sequence by their names; a note.
+
+    A mask of another name that has an effect next to another sequence has to have it without.
+    """
+    names = {call.options.spelled[option] for option in MASKS if option in call.options.spelled}
+    if not call.optional or call.of_context or not names or not all(words_of(name) & OF_KEYS for name in names):
+        return check, []
+    alone, every = (
+        check.without({Feature.CROSS, Feature.KEY_VALUE}),
+        {**dict(ALONE.values()), "key_padding_mask": PADDED},
+    )
+    given = [every[option] for option in MASKS if option in call.options.spelled]
+    if not all(alone.run(case).error or alone.ignores(case) for case in given):
+        return check, []
+    claims = replace(check.claims, fit=partial(fit_of_context, check.claims.fit))
+    return replace(check, claims=claims), [
+        unclaimed("masks in self-attention", f"{' and '.join(sorted(names))} is of another sequence")
+    ]
+
+
+def fit_of_context(fit: Fit, case: Case) -> Case | Unsupported:
+    """The fit of one whose masks are of another sequence alone."""
+    fitted = fit(case)
+    hidden = not isinstance(fitted, Unsupported) and (fitted.mask, fitted.padding) != (MaskKind.NONE, Padding.NONE)
+    if not isinstance(fitted, Case) or not hidden or fitted.module is None or fitted.module.sharing is not Sharing.SELF:
+        return fitted
+    return replace(fitted, module=replace(fitted.module, sharing=Sharing.KEY_VALUE))
 
 
 def fit_alike(fit: Fit, case: Case) -> Case | Unsupported:

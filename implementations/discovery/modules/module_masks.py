@@ -20,7 +20,11 @@ from attention_conformance.implementations.discovery.claim_checks import (
     output_of,
 )
 from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
-from attention_conformance.implementations.discovery.modules.context_masks import of_itself_alone, without_unread
+from attention_conformance.implementations.discovery.modules.context_masks import (
+    of_context_alone,
+    of_itself_alone,
+    without_unread,
+)
 from attention_conformance.implementations.discovery.modules.mask_effects import (
     NUMBERS,
     PADDED,
@@ -204,7 +208,8 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
     check, unread = without_unread(call, check)
     check, notes = _without_unlike(call, check)
     check, alone = of_itself_alone(call, check)
-    notes = [*unread, *notes, *alone]
+    check, another = of_context_alone(call, check)
+    notes = [*unread, *notes, *alone, *another]
     check, lengths = lengths_as_seen(check)
     notes = [*notes, *lengths]
     given = [f for f, (option, _) in EMPTIED_BY.items() if f in check.claims and option in call.options.spelled]
@@ -221,8 +226,9 @@ def as_seen(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]
 
 def _padded_tokens_as_seen(check: ClaimCheck) -> ClaimCheck:
     """The check with the claim that answers for padded tokens are unspecified, where they are not those of others."""
-    does = "are hidden as queries, too" if hides_queries(check) else ""
-    does = does or ("see themselves" if padded_see_themselves(check) else "")
+    alone = check.without({Feature.CROSS, Feature.KEY_VALUE})
+    does = "are hidden as queries, too" if hides_queries(alone) else ""
+    does = does or ("see themselves" if padded_see_themselves(alone) else "")
     if not does:
         return check
     conventions = replace(check.claims.conventions, padded_tokens=PaddedTokens.UNSPECIFIED)

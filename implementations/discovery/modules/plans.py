@@ -38,6 +38,7 @@ from attention_conformance.implementations.discovery.modules.constructors import
     built,
     with_groups,
 )
+from attention_conformance.implementations.discovery.modules.context_masks import with_own_mask_open
 from attention_conformance.implementations.discovery.modules.flag_masks import (
     without_flags,
     without_swallowed,
@@ -209,6 +210,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     evaluating = not second.error and not equal_outputs(first, second)
     check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
     refuse_other_forms(make, call, check, variant)
+    call = with_own_mask_open(call, check)
     call, check, masks = with_mask_form(call, check, observed, published)
     call = call if published else with_one_head_in_groups(call, check)
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})

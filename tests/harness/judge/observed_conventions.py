@@ -13,8 +13,8 @@ from attention_conformance.implementations.api.contract import Implementation, P
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.reference.visibility import allowed_keys
-from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern
-from attention_conformance.spec.conventions import Conventions, values_of
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Padding, Pattern, Sharing
+from attention_conformance.spec.conventions import Conventions, PaddedTokens, values_of
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
@@ -76,6 +76,8 @@ def answers(judge: Judge, disagreement: Disagreement) -> Iterator[Answer]:
 
 def _begun(judge: Judge, disagreement: Disagreement) -> Iterator[tuple[Case, str, Callable[[], Result], _KnownAnswers]]:
     for case in judge.cases(*disagreement.forms):
+        if _is_unspecified(case, judge):
+            continue
         problem = build(case, judge.dtype)
         known = _KnownAnswers(list(disagreement.meanings(problem, judge.conventions)))
         for path, along, recording in _paths(judge):
@@ -84,6 +86,13 @@ def _begun(judge: Judge, disagreement: Disagreement) -> Iterator[tuple[Case, str
             changed = disagreement.changed(along.problem(case) if recording else problem.forward_only())
             if changed is not None:
                 yield case, path, along.begun(changed.fresh()), known
+
+
+def _is_unspecified(case: Case, judge: Judge) -> bool:
+    """Whether the rows of padded tokens are nothing that is compared, while those of another sequence are."""
+    unspecified = judge.conventions.padded_tokens is PaddedTokens.UNSPECIFIED and Feature.CROSS in judge.claims
+    alone = case.module is not None and case.module.sharing is Sharing.SELF
+    return unspecified and alone and case.padding is not Padding.NONE
 
 
 def _paths(judge: Judge) -> Iterator[tuple[str, Judge, bool]]:

@@ -212,3 +212,30 @@ def test_positions_that_are_not_added_to_values(make: Make, value: str, wrong: b
     made = make(DETR.format(value=value))
     assert not made.findings
     assert bool(failing(made, "modules.as-built")) is wrong
+
+
+CONTEXT = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.to_q, self.to_kv = heads, nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.to_out = nn.Linear(dim, dim)
+
+    def forward(self, x, context=None, mask=None, context_mask=None):
+        k, v = self.to_kv(x if context is None else context).chunk(2, -1)
+        q, k, v = (split(each, self.h) for each in (self.to_q(x), k, v))
+        s = q @ k.mT / q.shape[-1] ** 0.5
+        if mask is not None:
+            seen = mask if context is None else torch.ones(k.shape[0], k.shape[2]) > 0
+            seen = {seen} if context is not None and context_mask is not None else seen
+            s = s.masked_fill(~(mask[:, None, :, None] & seen[:, None, None]), -1e30)
+        return self.to_out((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("seen", "wrong"), [("context_mask", False), ("context_mask.roll(1, 1)", True)])
+def test_a_mask_of_context_that_is_read_next_to_another(make: Make, seen: str, wrong: bool) -> None:
+    made = make(CONTEXT.format(seen=seen))
+    assert {Feature.CROSS, Feature.KEY_PADDING} <= made.claims.features
+    assert not made.findings
+    assert bool(failing(made, "masks.key-padding")) is wrong
