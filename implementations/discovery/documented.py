@@ -304,3 +304,20 @@ def states_own_counted(target: object) -> bool | None:
     named = [each for each in sentences if "window" in each.lower()]
     counted, not_counted = (any(map(words.search, named)) for words in (OWN_COUNTED, OWN_NOT_COUNTED))
     return None if counted is not_counted else counted
+
+
+NORM, ROTATION = r"\b(?:qk[- ]?)?(?:rms)?norm\w*\b", r"\b(?:rotar\w+|rotat\w+|rope|turned)\b"
+NORMS_FIRST = re.compile(rf"{NORM}[^.;]{{0,120}}\b(?:then|before)\b[^.;]{{0,60}}{ROTATION}", re.IGNORECASE)
+ROTATIONS_FIRST = re.compile(rf"{ROTATION}[^.;]{{0,120}}\b(?:then|before)\b[^.;]{{0,60}}{NORM}", re.IGNORECASE)
+"""Words for norms of queries and keys that come before their rotations, and after them."""
+OF_NORMS_FIRST = re.compile(r"^(?:qwen3|gemma3)", re.IGNORECASE)
+"""Names of models whose norms come first."""
+
+
+def states_norms_first(target: object) -> bool | None:
+    """Whether norms come before rotations by its name or documentation; None where these state neither, or both."""
+    documents = [" ".join(text.split()) for text in _documents(target)]
+    first, last = (any(map(words.search, documents)) for words in (NORMS_FIRST, ROTATIONS_FIRST))
+    if first is not last:
+        return first
+    return True if OF_NORMS_FIRST.match(getattr(target, "__name__", "")) and not first else None

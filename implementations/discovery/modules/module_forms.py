@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.documented import states_torchs_parameters
+from attention_conformance.implementations.discovery.documented import states_norms_first, states_torchs_parameters
 from attention_conformance.implementations.discovery.modules.attempts import attempts, with_one_wide_head
 from attention_conformance.implementations.discovery.modules.bare import around, tap_of
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
@@ -49,7 +49,7 @@ from attention_conformance.implementations.discovery.modules.template import Var
 from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import WEIGHTS_RETURNED
-from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.conventions import NormOrder, Polarity
 
 MOST_CALLS, MOST_FORMS = 24, 12
 """Ways to call a module, and all in all, that are tried."""
@@ -219,9 +219,13 @@ def norms_inside(make: Constructor, call: ModuleCall) -> FoundNorm | None:
     if found is None or not {*found.paths} <= {*make.left_out}:
         return None
     tokens = torch.full((1, make.tokens, make.width), ALIKE)
-    return as_called(
+    seen = as_called(
         found, in_mode(module, False), lambda inside: call.plain(inside, (tokens,) * 3, make.heads), make.width
     )
+    first = states_norms_first(make.kind)
+    if seen is None or first is None:
+        return seen
+    return replace(seen, order=NormOrder.FIRST if first else NormOrder.LAST)
 
 
 def _named(make: Constructor, module: nn.Module) -> TargetError | None:

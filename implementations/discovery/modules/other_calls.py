@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, cast
 
 import torch
@@ -25,6 +26,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
 )
 from attention_conformance.implementations.discovery.extras import returns_scores
 from attention_conformance.implementations.discovery.functions.on_request import FLAGS
+from attention_conformance.implementations.discovery.modules.built_otherwise import OF_SLICES
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.dropping import RATE, with_dropout
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
@@ -39,6 +41,7 @@ from attention_conformance.implementations.discovery.modules.promises import (
     takes_float_padding,
 )
 from attention_conformance.implementations.discovery.modules.same_masks import masks_as_numbers
+from attention_conformance.implementations.discovery.signatures import required
 from attention_conformance.implementations.discovery.vocabulary import INPUTS, MaskForm
 from attention_conformance.spec.cases import MaskShape
 from attention_conformance.spec.problem import Problem
@@ -49,6 +52,24 @@ SAMPLES_OTHERWISE = "in the other layout, without a batch axis"
 AVERAGED_OF_SAMPLES = "with averaged weights, without a batch axis"
 PROMISED = frozenset({WITHOUT_WEIGHTS, SAMPLES_OTHERWISE, AVERAGED_OF_SAMPLES})
 """What the published interface promises: where that raises, it fails."""
+
+
+SLICES = (1, 4)
+"""Heads or samples that are computed at once, of which few numbers are multiples."""
+
+
+@dataclass(frozen=True)
+class AfterMethod:
+    """A call that comes after one of a method by which a module is told how to compute the same answer."""
+
+    call: ModuleCall
+    method: str
+    argument: object
+
+    def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
+        """The answer to the call."""
+        getattr(module, self.method)(self.argument)
+        return self.call(module, given, problem)
 
 
 @dataclass(frozen=True)
@@ -99,6 +120,8 @@ def other_calls(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     if (packing := plan.call.packing) is not None:
         for others, way in enumerate(BEHIND_OTHERS, 1):
             yield way, plan.run(replace(plan.call, packing=replace(packing, others=others)))
+    for method, argument in product(_methods_of_slices(plan.make.kind), SLICES):
+        yield f"after {method}({argument})", plan.run(AfterMethod(plan.call, method, argument))
     requested = dict(_requested(plan))
     yield from ((way, plan.run(call, extras=extras)) for way, (call, extras) in requested.items())
     if (make := _with_dropout(plan)) is not None:
@@ -106,6 +129,19 @@ def other_calls(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
         yield evaluated, plan.run(make=make, evaluating=True)
         for way, (call, extras) in {**requested, **_without_weights(plan)}.items():
             yield f"{way}, {evaluated}", plan.run(call, make, evaluating=True, extras=extras)
+
+
+def _methods_of_slices(kind: object) -> list[str]:
+    """Methods of its own that set in slices of how many heads or samples it computes."""
+    own = (
+        {name: each for name, each in vars(kind).items() if inspect.isfunction(each)} if isinstance(kind, type) else {}
+    )
+    return [n for n, each in own.items() if words_of(n) & OF_SLICES and "set" in words_of(n) and _takes_one(each)]
+
+
+def _takes_one(method: Any) -> bool:
+    parameters = [*inspect.signature(method).parameters.values()][1:]
+    return bool(parameters) and [required(each) for each in parameters[1:]] == [False] * len(parameters[1:])
 
 
 def calls_after_flags(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:

@@ -36,7 +36,7 @@ from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.problem import Array, Problem
 
-HEADS, WIDTH, TOKENS = 4, 32, 6
+HEADS, WIDTH, TOKENS, SAMPLES = 2, 32, 6, 3
 """Sizes that most classes take."""
 EVEN = (12, 8, 4, 6, 10)
 """Widths for what has names of its own."""
@@ -75,7 +75,7 @@ def relations_alone(name: str, kind: object, refused: TargetError, device: str) 
 
 def _sized(tokens: int, case: Case) -> Case | Unsupported:
     sizes = {"num_heads": HEADS, "d_k": WIDTH // HEADS, "d_v": WIDTH // HEADS}
-    return case.sized(batch=max(2, case.sizes.batch), query_length=tokens, key_length=tokens, **sizes)
+    return case.sized(batch=max(SAMPLES, case.sizes.batch), query_length=tokens, key_length=tokens, **sizes)
 
 
 def _runs(kind: type[nn.Module], device: str) -> Iterator[tuple[AsBuilt, int]]:

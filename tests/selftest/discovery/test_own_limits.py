@@ -239,3 +239,76 @@ def test_a_mask_of_context_that_is_read_next_to_another(make: Make, seen: str, w
     assert {Feature.CROSS, Feature.KEY_PADDING} <= made.claims.features
     assert not made.findings
     assert bool(failing(made, "masks.key-padding")) is wrong
+
+
+SLICED = """
+class f(nn.Module):
+    def __init__(self, query_dim, heads):
+        super().__init__()
+        self.heads, self.size = heads, None
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(query_dim, query_dim) for _ in range(4))
+
+    def set_attention_slice(self, size):
+        self.size = size
+
+    def forward(self, x):
+        q, k, v = (split(each(x), self.heads).flatten(0, 1) for each in (self.to_q, self.to_k, self.to_v))
+        size = self.size or len(q)
+        parts = [attend(*(each[n * size : (n + 1) * size] for each in (q, k, v)))[0] for n in range({count})]
+        out = torch.zeros_like(q)
+        out[: sum(map(len, parts))] = torch.cat(parts)
+        return self.to_out(out.unflatten(0, (len(x), -1)).transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("count", "wrong"), [("-(-len(q) // size)", False), ("len(q) // size", True)])
+def test_a_method_that_sets_slices_leaves_the_answer(make: Make, count: str, wrong: bool) -> None:
+    assert bool(failing(make(SLICED.format(count=count)), "relations.alternatives")) is wrong
+
+
+NORMED = '''
+class f(nn.Module):
+    """Each head of queries and keys is normalised by an RMSNorm{order}."""
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.q_norm, self.k_norm = nn.RMSNorm(dim // heads, 1e-6), nn.RMSNorm(dim // heads, 1e-6)
+
+    def turned(self, x):
+        d = x.shape[-1]
+        angles = torch.arange(x.shape[-2])[:, None] * 10000.0 ** (-torch.arange(0, d, 2) / d)
+        cos, sin = angles.cos().to(x), angles.sin().to(x)
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        q, k = self.q_norm(self.turned(q)), self.k_norm(self.turned(k))
+        return self.out(attend(q, k, v)[0].transpose(1, 2).flatten(2))
+'''
+
+
+@pytest.mark.parametrize(
+    ("order", "wrong"), [("", False), (", and was rotated before this norm", False), (", and then rotated", True)]
+)
+def test_norms_come_first_where_this_is_stated(make: Make, order: str, wrong: bool) -> None:
+    made = make(NORMED.format(order=order))
+    assert Feature.QK_NORM in made.claims or made.claims.premises.qk_norm
+    assert bool(failing(made, "qk-norm.*", "numerics.bound")) is wrong
+
+
+@pytest.mark.parametrize(("mask", "wrong"), [("mask", False), ("mask | True", True)])
+def test_self_attention_of_what_may_be_given_a_context(make: Make, mask: str, wrong: bool) -> None:
+    made = make(CONTEXT.format(seen="context_mask").replace("seen = mask if", f"seen = ({mask}) if"))
+    assert {Feature.CROSS, Feature.KEY_PADDING} <= made.claims.features
+    assert bool(failing(made, "cross-attention.shared-inputs", "masks.key-padding")) is wrong
+
+
+@pytest.mark.parametrize("named", ["context_mask", "mask"])
+def test_a_mask_that_is_of_another_sequence_by_its_name(make: Make, named: str) -> None:
+    text = CONTEXT.format(seen="context_mask").replace("mask=None, context_mask=None", f"{named}=None")
+    text = text.replace("if mask is not None:", f"if context is not None and {named} is not None:")
+    text = text.replace("(mask[:, None, :, None] & seen[:, None, None])", f"{named}[:, None, None]")
+    made = make("\n".join(line for line in text.splitlines() if "seen =" not in line))
+    ignored = failing(made, "cross-attention.shared-inputs", "masks.key-padding")
+    assert bool(ignored) is (named == "mask"), "a mask of any other name hides keys in self-attention, too"
