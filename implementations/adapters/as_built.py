@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -179,6 +180,15 @@ class AsBuilt:
         refused = safe_call(lambda: other.load_state_dict(module.state_dict())).error
         return None if refused else in_new_mode(other)
 
+    def _copied(self, problem: Problem, device: str) -> nn.Module | None:
+        """A copy of another instance, whose own parameters are changed then; None where it cannot be copied."""
+        first = self.module(problem, device)
+        other: nn.Module | None = safe_call(partial(deepcopy, first)).value
+        with torch.no_grad():
+            for parameter in first.parameters():
+                _change(parameter)
+        return other
+
     def _others(self, module: nn.Module, problem: Problem, device: str, whole: Array) -> Iterator[tuple[str, Array]]:
         samples, tokens = range(whole.shape[0]), whole.shape[1]
         alone = [self.answer(module, _taken(problem, 0, [sample]), device) for sample in samples]
@@ -186,6 +196,8 @@ class AsBuilt:
         yield "after other calls", self.answer(module, problem, device)
         if (restored := self._restored(module, problem, device)) is not None:
             yield "as its state dict restores it", self.answer(restored, problem, device)
+        if (copied := self._copied(problem, device)) is not None:
+            yield "as a copy of one that is changed then", self.answer(copied, problem, device)
         if shared := listed_twice(module):
             yield (
                 f"with a layer of its own as {', '.join(shared)}, which is an earlier one of its list once more",

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.documented import stated_texts
 from attention_conformance.implementations.discovery.modules.constructor_names import (
+    Size,
     options_of_settings,
     size_of,
     texts_compared,
@@ -58,6 +59,11 @@ def turned_on(make: Constructor) -> Iterator[tuple[str, Constructor]]:
 
 def limited(make: Constructor) -> Iterator[tuple[str, Constructor]]:
     """The class as it is built for few tokens, where it has a limit, and a text that states it."""
+    for name in [name for name, size in make.sizes.items() if size is Size.LENGTH and "max" in words_of(name)]:
+        sizes = {other: size for other, size in make.sizes.items() if other != name}
+        fewer = replace(make, sizes=sizes, options={**make.options, name: FEW})
+        if _can_be_built(fewer):
+            yield f"built with {name}={FEW}", fewer
     for option in _options(make):
         words, default = words_of(option.name), option.default
         number = isinstance(default, int) and not isinstance(default, bool) and default > FEW

@@ -34,7 +34,7 @@ from attention_conformance.implementations.discovery.modules.neutrals import (
 )
 from attention_conformance.implementations.discovery.modules.packed_samples import Packing, packing_of
 from attention_conformance.implementations.discovery.modules.single_samples import each_sample_alone
-from attention_conformance.implementations.discovery.modules.spatial import SPATIAL, channels_last
+from attention_conformance.implementations.discovery.modules.spatial import SPATIAL, restored
 from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
@@ -103,7 +103,7 @@ class ModuleCall:
         listed: whether it takes its inputs in one list.
         resets: its method that empties a cache which it holds, called before each call; empty for none.
         spatial: where its layout is another one: 1 for (B, E, L), 2 for (B, E, L, 1), 3 for (B, L, 1, E), 4 for a
-            square of tokens, (B, L ** 0.5, L ** 0.5, E), 5 for (B, 1, L, E).
+            square of tokens, (B, L ** 0.5, L ** 0.5, E), 5 for (B, 1, L, E); see `spatial` for answers in heads.
         gates_axes: whether factors of heads come as (1, H, 1, 1), not as (H,).
         packing: how it takes all samples in one sequence, (B * L, E); None: it takes batches.
     """
@@ -206,7 +206,7 @@ class ModuleCall:
             call = partial(_output_first, call, self.part)
         if self.spatial:
             linear = bool(self.tap) and isinstance(module.get_submodule(self.tap), nn.Linear)
-            call = partial(channels_last, call, linear or self.spatial > 2)
+            call = partial(restored, call, self.spatial, linear)
         if self.packing is not None:
             call = partial(self.packing.unpacked, call, *whole.shape[:2])
         return (lambda: _batch_first(call())) if self.length_first else call

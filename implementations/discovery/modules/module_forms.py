@@ -44,7 +44,7 @@ from attention_conformance.implementations.discovery.modules.query_key_norms imp
 )
 from attention_conformance.implementations.discovery.modules.readings import read
 from attention_conformance.implementations.discovery.modules.slots import roles_of, slots
-from attention_conformance.implementations.discovery.modules.spatial import OF_SEQUENCES
+from attention_conformance.implementations.discovery.modules.spatial import SURE, of_answer
 from attention_conformance.implementations.discovery.modules.template import Variant
 from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -182,15 +182,15 @@ def _answering(call: ModuleCall, make: Constructor, module: nn.Module, any_error
     """
     try:
         found = settled(call, module, make.width, make.heads, make.tokens)
-        if not _is_broadcast(found, make, module):
+        if not (spatial := _layout_of_answer(found, make, module)):
             return (yield found)
-        return (yield settled(replace(call, spatial=OF_SEQUENCES), module, make.width, make.heads, make.tokens))
+        return (yield settled(replace(call, spatial=spatial), module, make.width, make.heads, make.tokens))
     except TargetError as error:
         refused = error
     answered = False
     others = [replace(call, length_first=True)] if call.tables else []  # as many rows as tokens
-    spatial = (replace(call, spatial=axes) for axes in (2, 1, 3, *([4] if make.window in SQUARES else [])))
-    others += [] if call.packing else [replace(call, each_sample=True), *spatial]
+    layouts = (replace(call, spatial=axes) for axes in (2, 1, 3, *([4] if make.window in SQUARES else [])))
+    others += [] if call.packing else [replace(call, each_sample=True), *layouts]
     for other in others:
         if other.each_sample and _has_convolutions(module):
             continue
@@ -203,12 +203,13 @@ def _answering(call: ModuleCall, make: Constructor, module: nn.Module, any_error
         yield settled(call, module, make.width, make.heads, make.tokens, any_error)
 
 
-def _is_broadcast(call: ModuleCall, make: Constructor, module: nn.Module) -> bool:
-    """Whether its answer has an axis more than its inputs, of one number: it takes tokens for something else."""
+def _layout_of_answer(call: ModuleCall, make: Constructor, module: nn.Module) -> int:
+    """The layout that its answer shows by an axis more than its inputs have."""
     x = torch.zeros(2, make.tokens, make.width)
     with torch.no_grad():
         output = safe_call(lambda: call.plain(in_mode(module, False), (x, x, x), make.heads)).value
-    return isinstance(output, torch.Tensor) and output.shape == (2, make.tokens, 1, make.width)
+    shape = tuple(output.shape) if isinstance(output, torch.Tensor) else ()
+    return of_answer(shape, 2, make.tokens, make.heads, make.width)
 
 
 def norms_inside(make: Constructor, call: ModuleCall) -> FoundNorm | None:
@@ -262,7 +263,7 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
     if not call.optional and not call.length_first:
         call = replace(call, length_first=length_first(built(make), answer, make.tokens, make.width))
     reading = read(in_mode(built(make), False), answer, call.inputs, make.width, make.heads, make.tokens)
-    unsure = call.spatial not in (0, OF_SEQUENCES) and not _has_convolutions(built(make))
+    unsure = call.spatial not in SURE and not _has_convolutions(built(make))
     if unsure and (reading is None or reading.variant is None):
         raise UnknownFormError(f"its layout is unknown: {REMEDY}")
     if make.guessed and (reading is None or reading.variant is None):

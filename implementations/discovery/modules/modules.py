@@ -68,7 +68,10 @@ DISTANCES = {Neutral.BOTH_SIDES, Neutral.SAMPLE_BOTH_SIDES, Neutral.PAIRED_POSIT
 """Tables with a row for each distance between queries and keys, of as many as there are of both."""
 OF_A_CACHE = {"start", "cache", "past"}
 """Words in the names of what is given so that a cache is used."""
-LAYOUTS = ("(B, L, E)", "(B, E, L)", "(B, E, H, W)", "(B, H, W, E)", "(B, H, W, E)", "(B, 1, L, E)")
+LAYOUTS = (
+    *("(B, L, E)", "(B, E, L)", "(B, E, H, W)", "(B, H, W, E)", "(B, H, W, E)", "(B, 1, L, E)"),
+    *("(B, L, E), its answer (B, H, L, d)", "(B, L, E), its answer (B, L, H, d)"),
+)
 """Of inputs, by `ModuleCall.spatial`."""
 DROPPING = {Feature.DROPOUT, Feature.EVALUATION}
 

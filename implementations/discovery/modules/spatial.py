@@ -1,4 +1,4 @@
-"""Layouts with channels first, or with the tokens in the axes of an image."""
+"""Layouts with channels first, with the tokens in the axes of an image, or with heads apart in the answer."""
 
 from __future__ import annotations
 
@@ -8,22 +8,44 @@ from typing import Any
 
 import torch
 
-OF_SEQUENCES = 5
-"""The layout of several sequences in each sample, of which there is one here."""
+OF_SEQUENCES, HEADS_FIRST, HEADS_LAST = 5, 6, 7
+"""Layouts of several sequences in each sample, of which there is one, and of answers (B, H, L, d) and (B, L, H, d)."""
+SURE = (0, OF_SEQUENCES, HEADS_FIRST, HEADS_LAST)
+"""Layouts that an answer shows."""
 SPATIAL: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
     1: lambda x: x.transpose(1, 2).contiguous(),
     2: lambda x: x.transpose(1, 2).unsqueeze(-1).contiguous(),
     3: lambda x: x.unsqueeze(2),
     4: lambda x: x.unflatten(1, (isqrt(x.shape[1]), -1)),
     OF_SEQUENCES: lambda x: x.unsqueeze(1),
+    HEADS_FIRST: lambda x: x,
+    HEADS_LAST: lambda x: x,
 }
 """An input (B, L, E) in the layouts of `ModuleCall.spatial`."""
 
 
-def channels_last(call: Callable[[], Any], already: bool) -> Any:
-    """The answer with the output as (B, L, E); `already` states that it has its channels last."""
+def restored(call: Callable[[], Any], spatial: int, linear: bool) -> Any:
+    """The answer with the output as (B, L, E), of a layout; `linear` states that it has its channels last."""
     answer = call()
     output = answer[0] if isinstance(answer, tuple) else answer
     if isinstance(output, torch.Tensor) and output.ndim > 2:
-        output = output.flatten(1, -2) if already else output.flatten(2).transpose(1, 2)
+        output = _in_one(output, spatial, linear)
     return (output, *answer[1:]) if isinstance(answer, tuple) else output
+
+
+def _in_one(output: torch.Tensor, spatial: int, linear: bool) -> torch.Tensor:
+    if spatial == HEADS_FIRST:
+        return output.transpose(1, 2).flatten(2)
+    if spatial == HEADS_LAST:
+        return output.flatten(2)
+    return output.flatten(1, -2) if linear or spatial > 2 else output.flatten(2).transpose(1, 2)
+
+
+def of_answer(shape: tuple[int, ...], batch: int, tokens: int, heads: int, width: int) -> int:
+    """The layout that the shape of an answer to (B, L, E) shows; 0 where it shows the usual one, or none."""
+    found = {
+        (batch, tokens, 1, width): OF_SEQUENCES,
+        (batch, heads, tokens, width // heads): HEADS_FIRST,
+        (batch, tokens, heads, width // heads): HEADS_LAST,
+    }
+    return found.get(shape, 0)

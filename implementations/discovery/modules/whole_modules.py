@@ -48,6 +48,7 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
 from attention_conformance.implementations.discovery.modules.left_out import never_given
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.neutrals import OF_PARTS, words_of
+from attention_conformance.implementations.discovery.modules.optional_inputs import untouched
 from attention_conformance.implementations.discovery.modules.packed_samples import BEHIND_OTHERS
 from attention_conformance.implementations.discovery.modules.parameter_slopes import ParameterSlopes
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns
@@ -86,8 +87,10 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     module = safe_call(lambda: built(whole)).value
     if module is None or WIDE not in check.claims.dtypes:
         return {}
-    unsaved = keeps_wrongly(module)
-    if not (left_out or counts or options or caches or limits or unsaved):
+    build, bare = partial(built_for, whole, True), replace(call, tap="")
+    given = dict(untouched(build, bare, make.kind, plain_problem(check), check.device))
+    apart = bool(left_out or counts or options or limits or given or keeps_wrongly(module))
+    if not (apart or caches):
         return {}
     parts = [*_parts(module, make)]
     premises = check.claims.premises
@@ -96,7 +99,7 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     run = replace(run, heads=None if premises.alibi else _head_axes(whole))
     pieces = dict(pieces_of(run, make.kind, direct, plain_problem(check), check.device)) if caches else {}
     pieces |= _behind_others(run, direct, check)
-    if not (left_out or counts or options or pieces or limits or unsaved):
+    if not (apart or pieces):
         return {}
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
     unordered = unordered and not sized and all(_is_of_tokens(part, make) for part in parts)
@@ -108,7 +111,8 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     if usable is None:
         return {}
     makes = {how: replace(whole, options=each.options, changed=each.changed) for how, each in options.items()}
-    otherwise = _otherwise(whole, makes, module, direct, sized, check, make) | _tables(whole, module, direct, check)
+    otherwise = given | _otherwise(whole, makes, module, direct, sized, check, make)
+    otherwise |= _tables(whole, module, direct, check)
     problem = plain_problem(check)
     if not sized:
         otherwise |= moved_tokens((whole, replace(make, held={})), usable.call, problem, check.device)
