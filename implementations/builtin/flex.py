@@ -146,6 +146,10 @@ def one_after_another(mods: tuple[ScoreMod, ...]) -> ScoreMod:
     return composed
 
 
+FEW = 2
+"""Tokens of a block, fewer than those of most cases."""
+
+
 def one_block(seen: MaskMod, call: FlexCall) -> flex.BlockMask:
     """Looked through from end to end: only a compiled kernel can leave blocks out."""
     *_, queries, keys = call.shape
@@ -158,6 +162,11 @@ def one_block(seen: MaskMod, call: FlexCall) -> flex.BlockMask:
 def sparse_blocks(seen: MaskMod, call: FlexCall) -> flex.BlockMask:
     """With blocks that are left out."""
     return flex.create_block_mask(seen, *call.shape, str(call.query.device))
+
+
+def small_blocks(seen: MaskMod, call: FlexCall) -> flex.BlockMask:
+    """With blocks of few tokens, of which some are left out and others are listed as full."""
+    return flex.create_block_mask(seen, *call.shape, str(call.query.device), BLOCK_SIZE=FEW)
 
 
 def arguments(call: FlexCall, blocks: Callable[[MaskMod, FlexCall], flex.BlockMask]) -> dict[str, Any]:

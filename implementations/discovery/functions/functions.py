@@ -96,7 +96,7 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
     without_refused_lengths,
 )
 from attention_conformance.implementations.discovery.shipped.shipped import ShippedCall, as_shipped, with_cache
-from attention_conformance.implementations.discovery.shipped.shipped_others import ONE_NUMBER, OTHER_AXES, interfaces
+from attention_conformance.implementations.discovery.shipped.shipped_others import ONE_NUMBER, WHERE_TAKEN, interfaces
 from attention_conformance.implementations.discovery.signatures import (
     signature_of,
     stated_dtype,
@@ -371,10 +371,10 @@ def _implementation(
         alternatives["without its log-sum-exp"] = make(Chosen(alone), extras=())
     if isinstance(shipped, ShippedCall | Served):
         others = {way: replace(check.function, function=wrapped(o)) for way, o in shipped.other_ways().items()}
-        plain = {way: replace(check, function=other).run(PLAIN) for way, other in others.items()}
-        missing = {way: each.error for way, each in plain.items() if each.not_offered or way in OTHER_AXES}
-        check = check.stating(*(unclaimed(way, why) for way, why in missing.items() if why))
-        others = {way: other for way, other in others.items() if not missing.get(way)}
+        tried = [(way, replace(check, function=o).run(case)) for case in (PLAIN, MASKED) for way, o in others.items()]
+        missing = {way: each.error for way, each in tried if each.error and (each.not_offered or way in WHERE_TAKEN)}
+        check = check.stating(*(unclaimed(way, why) for way, why in missing.items()))
+        others = {way: other for way, other in others.items() if way not in missing}
         if ONE_NUMBER in others and replace(check, function=others[ONE_NUMBER]).run(EVEN_WINDOW).error:
             del others[ONE_NUMBER]
         alternatives |= {way: make(Chosen(other, positions)) for way, other in others.items()}

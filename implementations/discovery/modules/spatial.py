@@ -43,7 +43,7 @@ def _in_one(output: torch.Tensor, spatial: int, linear: bool) -> torch.Tensor:
 
 def of_answer(shape: tuple[int, ...], batch: int, tokens: int, heads: int, width: int) -> int:
     """The layout that the shape of an answer to (B, L, E) shows; 0 where it shows the usual one, or none."""
-    found = {
+    found: dict[tuple[int, ...], int] = {
         (batch, tokens, 1, width): OF_SEQUENCES,
         (batch, heads, tokens, width // heads): HEADS_FIRST,
         (batch, tokens, heads, width // heads): HEADS_LAST,

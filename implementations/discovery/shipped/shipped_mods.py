@@ -22,13 +22,20 @@ SCORING = ("softcap", "alibi_slopes", "relative_bias", "query_start")
 SCORED = {**dict.fromkeys((*HIDING, "cu_seqlens_q", "cu_seqlens_k"), "block_mask"), "scale": "scale"}
 SCORED |= dict.fromkeys(SCORING, "score_mod")
 TOP_LEFT = {"causal-alignment": "top-left"}
+IN_BLOCKS = "with several blocks of keys, of which some are full"
 POSITIONS = 4
 """What a mask_mod is called with: numbers of sample, head, query and key. A score_mod has the score before them."""
 
 
-def flex(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
-    """Masks and biases as functions of the position of a score, and masks by blocks."""
-    from attention_conformance.implementations.builtin.flex import FlexCall, arguments, one_block, uncompiled
+def flex(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any], small: bool = False) -> Any:
+    """Masks and biases as functions of the position of a score, and masks by blocks: one, or several `small` ones."""
+    from attention_conformance.implementations.builtin.flex import (
+        FlexCall,
+        arguments,
+        one_block,
+        small_blocks,
+        uncompiled,
+    )
     from attention_conformance.implementations.builtin.inhouse.call_options import Options
 
     flag = {name: given for name, given in options.items() if name == "return_lse"}
@@ -36,7 +43,7 @@ def flex(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, 
     grouped = query.shape[1] != key.shape[1]
     call = FlexCall(query, key, value, Options(**suite, enable_gqa=grouped))
     with uncompiled():
-        return shipped.function(query, key, value, **arguments(call, one_block), **flag)
+        return shipped.function(query, key, value, **arguments(call, small_blocks if small else one_block), **flag)
 
 
 def with_mods(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
@@ -123,6 +130,7 @@ POSITIONAL = (
         SCORED,
         TOP_LEFT,
         suits=of_tensors,
+        ways={IN_BLOCKS: (frozenset(), partial(flex, small=True))},
     ),
     Interface(
         "flex_attention with score_mod and mask_mod",

@@ -18,7 +18,7 @@ from attention_conformance.implementations.discovery.shipped.shipped import (
 )
 from attention_conformance.implementations.discovery.shipped.shipped_latent import LATENT
 from attention_conformance.implementations.discovery.shipped.shipped_merge import MERGES
-from attention_conformance.implementations.discovery.shipped.shipped_mods import POSITIONAL
+from attention_conformance.implementations.discovery.shipped.shipped_mods import IN_BLOCKS, POSITIONAL
 from attention_conformance.implementations.discovery.shipped.shipped_paged import PAGED
 from attention_conformance.implementations.discovery.shipped.shipped_planned import PLANNED, to_the_left
 from attention_conformance.implementations.discovery.shipped.shipped_quantised import QUANTISED
@@ -36,8 +36,8 @@ FLASHINFER = {
     "rotary_base": "rope_theta",
 }
 GROUPS, SAMPLES = "with its heads in groups, (B, L, G, H, d)", "without an axis of heads, (B * H, L, d)"
-OTHER_AXES = (GROUPS, SAMPLES)
-"""Ways that xFormers documents, and that not all functions with its parameters offer."""
+WHERE_TAKEN = (GROUPS, SAMPLES, IN_BLOCKS)
+"""Ways that are documented, and that not all functions with these parameters offer."""
 BOTTOM_RIGHT = {"causal-alignment": "bottom-right", "log-sum-exp-base": "2"}
 
 
