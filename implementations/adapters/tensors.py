@@ -1,7 +1,7 @@
 """Tensors: NumPy arrays to torch and back without a copy, bfloat16 included."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
+from attention_conformance.implementations.api.contract import RANDOM_STATE
 from attention_conformance.spec.problem import Array, Problem
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
@@ -95,6 +96,16 @@ def forms(given: Mapping[str, torch.Tensor]) -> dict[str, object]:
 def gradients_of(output: torch.Tensor, leaves: Mapping[str, torch.Tensor], cotangent: torch.Tensor) -> dict[str, Array]:
     """D sum(output * cotangent) / d leaf by name; zeros for a leaf that the output does not depend on."""
     return zeros_for_none(leaves, slopes(output, list(leaves.values()), cotangent))
+
+
+def watched(gradients: Callable[[], dict[str, Array]], problem: Problem) -> tuple[dict[str, Array], tuple[str, ...]]:
+    """Gradients, and what the backward pass disturbs; a number is drawn before it, as others draw between passes."""
+    if not problem.extension.dropout or problem.extension.evaluation:
+        return gradients(), ()
+    torch.rand(1)
+    before = torch.get_rng_state()
+    found = gradients()
+    return found, () if torch.equal(before, torch.get_rng_state()) else (RANDOM_STATE,)
 
 
 def slopes(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from attention_conformance.implementations.adapters.tensors import (
     tensors,
     to_array,
     to_tensor,
+    watched,
 )
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.features import Packing
@@ -154,8 +156,9 @@ def answer_of(
                 mode, before = module.training, forms(given)
                 answer = call(module, given, problem)
                 disturbed = differing(before, forms(given)) + _moved(module, where, given, mode)
-            gradients = _gradients(problem, module, where, given, output_of(answer), twice)
-        return result_of(answer, extras, to_array, gradients=gradients, disturbed=disturbed)
+            slopes = partial(_gradients, problem, module, where, given, output_of(answer), twice)
+            gradients, drawn = watched(slopes, problem)
+        return result_of(answer, extras, to_array, gradients=gradients, disturbed=(*disturbed, *drawn))
 
 
 CASTS: Mapping[str, Callable[[nn.Module], nn.Module]] = {

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from attention_conformance.implementations.adapters.tensors import (
     tensors,
     to_array,
     to_tensor,
+    watched,
 )
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.conventions import Polarity
@@ -67,8 +69,11 @@ class TorchOp:
                 before = forms(given)
                 answer = self.function(*inputs_of(given), **self._options(problem, given))
                 disturbed = differing(before, forms(given))
-            gradients = {} if problem.cotangent is None else self._gradients(problem, given, answer)
-            return result_of(answer, self.extras, to_array, gradients=gradients, disturbed=disturbed)
+            gradients, drawn = dict[str, Array](), tuple[str, ...]()
+            if problem.cotangent is not None:
+                slopes = partial(self._gradients, problem, given, answer)
+                gradients, drawn = watched(slopes, problem)
+            return result_of(answer, self.extras, to_array, gradients=gradients, disturbed=(*disturbed, *drawn))
 
     def native(self, problem: Problem, device: str) -> Native:
         """The function's own call; second derivatives, and those of the log-sum-exp, have none."""

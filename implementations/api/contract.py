@@ -75,6 +75,10 @@ class Claims:
         return feature in self.features or feature in self.premises.features
 
 
+RANDOM_STATE = "the random state of torch, in the backward pass"
+"""What a backward pass disturbs that leaves it otherwise than it was; see `Result.disturbed`."""
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """What one call returned, as NumPy arrays in the dtype that the implementation chose.

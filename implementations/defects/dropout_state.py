@@ -191,3 +191,14 @@ def tiles_drawn_in_another_order_in_backward(weights: Tensor, rate: float) -> Te
         return torch.cat(tiles[::-1], -1)
 
     return distorted(weights, backward, forward)
+
+
+@breaks_drop("dropout.gradients", holds=("dropout.factors", "dropout.independent", "gradients.value"), severity=STATE)
+def generator_put_back_by_the_backward_pass(weights: Tensor, rate: float) -> Tensor:
+    state = torch.get_rng_state()
+
+    def backward(gradient: Tensor) -> Tensor:
+        torch.set_rng_state(state)
+        return drop(gradient, rate)
+
+    return distorted(weights, backward, lambda weights: drop(weights, rate))

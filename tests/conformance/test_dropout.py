@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 
+from attention_conformance.implementations.api.contract import RANDOM_STATE
 from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.implementations.worker.observer import RANDOM
 from attention_conformance.reference.expected import RETURNED, solve
@@ -105,6 +106,8 @@ def test_gradients(judge: Judge) -> None:
     float_mask = replace(SHOWN, mask=MaskKind.FLOAT)
     for case, answer in dropout_answers(judge, SHOWN, QUARTER, GROUPED, float_mask, WIDE, gradients=True):
         expected = answer.expected(judge)
+        kept = RANDOM_STATE not in answer.result.disturbed
+        judge.assert_that(case, kept, f"the backward pass changed {RANDOM_STATE.partition(',')[0]}")
         for part in judge.expanded(("gradients",), answer.problem):
             slope = _slope(part_of(answer.result, part), expected[part].value)
             context = f"{part} is on the whole {slope:.2g} times that of the forward pass"
