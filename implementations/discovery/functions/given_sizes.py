@@ -17,6 +17,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.block_sizes import InBlocks, with_block_sizes
 from attention_conformance.implementations.discovery.functions.dividing_scale import DividingScale, with_dividing_scale
 from attention_conformance.implementations.discovery.functions.needed_bias import NeededBias, with_needed_bias
+from attention_conformance.implementations.discovery.functions.needed_cap import NeededCap, with_needed_cap
 from attention_conformance.implementations.discovery.functions.needed_slopes import NeededSlopes, with_needed_slopes
 from attention_conformance.implementations.discovery.functions.needed_tables import (
     NeededTables,
@@ -205,16 +206,24 @@ def _given(function: Callable[..., Any], shapes: Shapes, sizes: Mapping[str, Cou
 
 
 Needed: TypeAlias = (
-    NeededSlopes | NeededBias | NeededWindow | WindowSides | NeededTables | GivenSizes | DividingScale | InBlocks
+    NeededSlopes
+    | NeededBias
+    | NeededCap
+    | NeededWindow
+    | WindowSides
+    | NeededTables
+    | GivenSizes
+    | DividingScale
+    | InBlocks
 )
 
 
 def with_what_is_needed(function: Callable[..., Any]) -> Needed | None:
-    """The function, given what it needs, slopes, bias, window, tables, gradients or sizes, smaller blocks, or the
+    """The function, given what it needs, slopes, bias, cap, window, tables, gradients or sizes, smaller blocks, or the
     inverse of a scale.
 
     None where it needs nothing of this.
     """
-    needed: Needed | None = with_needed_slopes(function) or with_needed_bias(function)
+    needed: Needed | None = with_needed_slopes(function) or with_needed_bias(function) or with_needed_cap(function)
     needed = needed or with_needed_window(function) or with_window_sides(function) or with_needed_tables(function)
     return needed or with_given_sizes(function) or with_dividing_scale(function) or with_block_sizes(function)

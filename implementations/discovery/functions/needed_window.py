@@ -102,7 +102,7 @@ def with_window_sides(function: Callable[..., Any]) -> WindowSides | None:
     made = WindowSides(function, *sides)
     for x in of_each_kind((1, 1, TOKENS, 4)):
         narrow, whole = (safe_call(partial(made, x, x, x, window_size=w)).value for w in ((1, 1), NO_WINDOW))
-        if whole is not None and not _alike(narrow, whole):
+        if whole is not None and not alike(narrow, whole):
             return made
     return None
 
@@ -123,11 +123,12 @@ def _shown(function: Callable[..., Any], window: str) -> NeededWindow | None:
                 safe_call(partial(function, x, x, x, **{window: number})).value
                 for number in (NARROW, TOKENS, 2 * TOKENS + 1)
             )
-            if wide is not None and not _alike(narrow, wide):
-                return NeededWindow(function, window, axis, halved=not _alike(whole, wide))
+            if wide is not None and not alike(narrow, wide):
+                return NeededWindow(function, window, axis, halved=not alike(whole, wide))
     return None
 
 
-def _alike(one: Any, other: Any) -> bool:
+def alike(one: Any, other: Any) -> bool:
+    """Whether two answers have the same output."""
     one, other = (each[0] if isinstance(each, tuple | list) and each else each for each in (one, other))
     return bool(safe_call(lambda: near(np.asarray(one), np.asarray(other), "float32")).value)

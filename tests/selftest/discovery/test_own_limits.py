@@ -312,3 +312,19 @@ def test_a_mask_that_is_of_another_sequence_by_its_name(make: Make, named: str) 
     made = make("\n".join(line for line in text.splitlines() if "seen =" not in line))
     ignored = failing(made, "cross-attention.shared-inputs", "masks.key-padding")
     assert bool(ignored) is (named == "mask"), "a mask of any other name hides keys in self-attention, too"
+
+
+CAPPED = """
+def f(query, key, value, softcap{default}, scale=None):
+    s = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    return ({capped}).softmax(-1) @ value
+"""
+CAP = "softcap * torch.tanh(s / softcap)"
+
+
+@pytest.mark.parametrize("default", ["", "=50.0"])
+@pytest.mark.parametrize(("capped", "wrong"), [(CAP, False), (CAP.replace("s / ", "s.abs() / "), True)])
+def test_a_cap_that_is_needed_or_there_by_default(make: Make, default: str, capped: str, wrong: bool) -> None:
+    made = make(CAPPED.format(default=default, capped=capped))
+    assert Feature.SOFTCAP in made.claims
+    assert bool(failing(made, "scores.dot-product", "softcap.*", "numerics.bound")) is wrong
