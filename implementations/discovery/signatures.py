@@ -390,6 +390,7 @@ def _defaults(rest: Iterable[inspect.Parameter], spelled: Mapping[str, str]) -> 
 def _always(rest: Iterable[inspect.Parameter], keywords: set[str], known: Mapping[str, str]) -> dict[str, object]:
     given = switched_off([p for p in rest if p.name in keywords])
     given |= {p.name: True for p in rest if p.name == "training" and p.name in keywords}
+    given |= {p.name: None for p in rest if known.get(p.name) == "scale" and isinstance(p.default, int | float)}
     for parameter in rest:
         if required(parameter) and parameter.name not in given:
             if parameter.name not in keywords or parameter.name not in known:

@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.signatures import (
     check_order,
     positional,
     read_options,
+    required,
     takes_any,
 )
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -194,3 +195,12 @@ def options_of(signature: inspect.Signature) -> Options:
         names = ", ".join(p.name for p in inputs)
         raise TargetError(f"it takes ({names}) by position: let it take query, key, value, {ADAPTER}")
     return read_options(signature, inputs, KWARGS_OF_FUNCTION)
+
+
+def scale_given(signature: inspect.Signature, options: Options) -> list[str]:
+    """A note where the usual scale is given in each call, as another number is the default."""
+    name = options.spelled.get("scale", "")
+    parameter = signature.parameters.get(name)
+    if parameter is None or name not in options.always or required(parameter):
+        return []
+    return [f"given 1 / sqrt(d_k) as {name!r} where a problem has no scale, and not {parameter.default}"]

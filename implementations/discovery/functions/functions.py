@@ -47,6 +47,7 @@ from attention_conformance.implementations.discovery.functions.function_calls im
     RenamedCall,
     extents,
     options_of,
+    scale_given,
 )
 from attention_conformance.implementations.discovery.functions.function_masks import (
     with_all_axes,
@@ -320,7 +321,7 @@ def _usual_candidate(
         check = log_of_nothing_as_seen(check, extras)
     claims, notes = core_claims(check, kind.exact_dtype)
     claims, precision = with_precision(check, claims, {**documented, **settings})
-    check = check.stating(*precision)
+    check = check.stating(*precision, *scale_given(signature_of(function), options))
     if stated := stated_dtype(signature_of(function)):
         claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
         notes = (*notes, f"judged in {stated}, as its parameter 'dtype' states")

@@ -108,11 +108,18 @@ def with_window_sides(function: Callable[..., Any]) -> WindowSides | None:
 
 
 def with_needed_window(function: Callable[..., Any]) -> NeededWindow | None:
-    """The function, given a window of all tokens unless it is given another; None where it needs none."""
+    """The function, given a window of all tokens unless it is given another; None where it has none without that."""
     signature = safe_call(lambda: signature_of(function)).value
-    own = [] if signature is None else [p.name for p in signature.parameters.values() if required(p)][3:]
-    windows = [name for name in own if "window" in name.lower().split("_")]
-    return _shown(function, windows[0]) if own and own == windows[:1] else None
+    own = [] if signature is None else [*signature.parameters.values()][3:]
+    windows = [p for p in own if "window" in p.name.lower().split("_") and (required(p) or _is_a_window(p.default))]
+    if not windows or any(required(p) for p in own if p is not windows[0]):
+        return None
+    return _shown(function, windows[0].name)
+
+
+def _is_a_window(default: object) -> bool:
+    """Whether it is a number of tokens, and none that states that all are seen."""
+    return isinstance(default, int) and not isinstance(default, bool) and default > 0
 
 
 def _shown(function: Callable[..., Any], window: str) -> NeededWindow | None:

@@ -328,3 +328,25 @@ def test_a_cap_that_is_needed_or_there_by_default(make: Make, default: str, capp
     made = make(CAPPED.format(default=default, capped=capped))
     assert Feature.SOFTCAP in made.claims
     assert bool(failing(made, "scores.dot-product", "softcap.*", "numerics.bound")) is wrong
+
+
+@pytest.mark.parametrize(("root", "wrong"), [("scale", False), ("scale ** 2", True)])
+def test_a_scale_that_is_a_number_by_default(make: Make, root: str, wrong: bool) -> None:
+    made = make(f"def f(q, k, v, scale=1.0):\n    return (q @ k.mT * {root}).softmax(-1) @ v")
+    assert any("given 1 / sqrt(d_k) as 'scale'" in each for each in made.stated)
+    assert bool(failing(made, "scores.dot-product", "scores.scale-explicit")) is wrong
+
+
+WINDOW_BY_DEFAULT = """
+def f(q, k, v, window=8):
+    i, j = torch.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2], torch.arange(k.shape[-2])
+    s = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill((j > i) | ({hidden}), -torch.inf)
+    return s.softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize(("hidden", "known"), [("j <= i - window", True), ("(j <= i - window) & (i % 2 > 0)", False)])
+def test_a_window_that_is_a_number_by_default(make: Make, hidden: str, known: bool) -> None:
+    made = make(WINDOW_BY_DEFAULT.format(hidden=hidden))
+    assert (Feature.WINDOW in made.claims) is (not made.findings) is known
+    assert not failing(made, "window.*", "scores.dot-product", "numerics.bound")
