@@ -156,7 +156,7 @@ def function_candidate(
     except TargetError:
         laid = _laid_out_candidate(name, function, settings, device, premises)
         of_keys = (_made(name, each(function), settings, device, premises) for each in (OneKeyHead, TransposedKeys))
-        laid = laid or next((each for each in of_keys if each is not None), None)
+        laid = laid or next((each for each in of_keys if each is not None and answers_uneven(each, device)), None)
         together = (_laid_out_candidate(name, each, settings, device, premises) for each in of_one_input(function))
         laid = laid or next((each for each in together if each is not None), None)
         laid = laid or _serving_candidate(name, function, settings, device, premises, by_name=False)

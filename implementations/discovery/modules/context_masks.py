@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from attention_conformance.implementations.api.contract import Fit, Unsupported
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED, has_effect
-from attention_conformance.implementations.discovery.modules.neutrals import OF_KEYS, Neutral, words_of
+from attention_conformance.implementations.discovery.modules.neutrals import OF_KEYS, words_of
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sharing
 from attention_conformance.spec.conventions import Polarity
@@ -30,7 +30,7 @@ def with_own_mask_open(call: ModuleCall, check: ClaimCheck) -> ModuleCall:
     """The call with a mask of its own tokens that hides none, where that of the context is read next to it alone."""
     if not call.of_context or not set(call.of_context) <= {*call.options.spelled.values()}:
         return call
-    opened = replace(call, tables={**call.tables, **dict.fromkeys(call.of_context, Neutral.OF_QUERIES_SEEN)})
+    opened = replace(call, own_open=True)
 
     def hides(each: ModuleCall) -> bool:
         of_keys = each.options.with_masks_as("key_padding_mask")

@@ -34,7 +34,13 @@ from attention_conformance.implementations.discovery.modules.neutrals import (
 )
 from attention_conformance.implementations.discovery.modules.packed_samples import Packing, packing_of
 from attention_conformance.implementations.discovery.modules.single_samples import each_sample_alone
-from attention_conformance.implementations.discovery.modules.spatial import SPATIAL, restored
+from attention_conformance.implementations.discovery.modules.spatial import (
+    SPATIAL,
+    alone_output,
+    batch_first,
+    output_first,
+    restored,
+)
 from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
@@ -93,6 +99,7 @@ class ModuleCall:
         keywords: its own names for its inputs, where it takes them by keyword only.
         optional: whether the input of key and value is left out where it is that of the query.
         of_context: its masks where that input is given, by the names of those where it is left out.
+        own_open: whether these come next to masks of its own tokens that hide nothing.
         tables: more that it needs, and what is given there so that it changes nothing.
         unread: the one of these that lies where a second input would, and that it must not read.
         true_as: the number, next to 0 for False, as which True is given in its boolean masks; 0: they are booleans.
@@ -122,6 +129,7 @@ class ModuleCall:
     keywords: tuple[str, ...] = ()
     optional: bool = False
     of_context: Mapping[str, str] = field(default_factory=dict)
+    own_open: bool = False
     tables: Mapping[str, Given] = field(default_factory=dict)
     unread: str = ""
     true_as: float = 0.0
@@ -148,6 +156,8 @@ class ModuleCall:
         options = {**self.options.renamed(self._options(given, problem)), **self.always}
         if len(inputs) > 1:
             options = {self.of_context.get(name, name): option for name, option in options.items()}
+            if self.own_open and {*self.of_context.values()} & {*options}:
+                options |= dict.fromkeys(self.of_context, given["query"].new_ones(given["query"].shape[:2]).bool())
         return self._prepared(module, inputs, options, problem.num_heads)
 
     @property
@@ -201,15 +211,15 @@ class ModuleCall:
         if self.tap:
             call = partial(tapped, module, self.tap, call)
         if self.alone:
-            call = partial(_alone, call)
+            call = partial(alone_output, call)
         if self.part or self.named_parts:
-            call = partial(_output_first, call, self.part)
+            call = partial(output_first, call, self.part)
         if self.spatial:
             linear = bool(self.tap) and isinstance(module.get_submodule(self.tap), nn.Linear)
             call = partial(restored, call, self.spatial, linear)
         if self.packing is not None:
             call = partial(self.packing.unpacked, call, *whole.shape[:2])
-        return (lambda: _batch_first(call())) if self.length_first else call
+        return (lambda: batch_first(call())) if self.length_first else call
 
     def _options(self, given: Tensors, problem: Problem) -> dict[str, Any]:
         if problem.causal and "is_causal" in self.options.implied:
@@ -232,24 +242,6 @@ class ModuleCall:
         if self.gates_axes and "head_gates" in options:
             options["head_gates"] = options["head_gates"].view(1, -1, 1, 1)
         return options | ({} if problem.scale is None else {"scale": problem.scale})
-
-
-def _batch_first(answer: Any) -> Any:
-    if isinstance(answer, tuple):
-        return (_batch_first(answer[0]), *answer[1:])
-    return answer.transpose(0, 1) if isinstance(answer, torch.Tensor) and answer.ndim > 1 else answer
-
-
-def _output_first(call: Callable[[], Any], part: int) -> Any:
-    parts = parts_of(call())
-    return (parts[part], *parts[:part], *parts[part + 1 :])
-
-
-def _alone(call: Callable[[], Any]) -> Any:
-    answer = call()
-    if any(isinstance(part, torch.Tensor) for part in parts_of(answer)[1:]):
-        raise ValueError("it returned weights that were not wanted")
-    return answer
 
 
 class OwnRefusalError(TargetError):

@@ -55,7 +55,6 @@ class Neutral(StrEnum):
     KEYS_SEEN = "a mask of True (B, 1, 1, Lk)"
     FULL_SEEN = "a mask of True (B, 1, Lq, Lk)"
     OF_KEYS_SEEN = "a mask of True (B, Lk)"
-    OF_QUERIES_SEEN = "a mask of True (B, Lq)"
     OF_TOKENS_KEPT = "ones (B, Lq, 1)"
     OF_KEYS_NOT_HIDDEN = "a mask of False (B, Lk)"
     ADDED = "zeros (B, 1, Lq, Lk)"
@@ -85,7 +84,6 @@ class Neutral(StrEnum):
             "(B, 1, 1, Lk)": (batch, 1, 1, keys),
             "(B, 1, Lq, Lk)": (batch, 1, length, keys),
             "(B, Lk)": (batch, keys),
-            "(B, Lq)": (batch, length),
         }
         match self:
             case Neutral.NONE | Neutral.FALSE | Neutral.ZERO:

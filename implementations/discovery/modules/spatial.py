@@ -1,4 +1,4 @@
-"""Layouts with channels first, with the tokens in the axes of an image, or with heads apart in the answer."""
+"""Layouts with channels first, with tokens in the axes of an image, or with heads apart; the output in an answer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from math import isqrt
 from typing import Any
 
 import torch
+
+from attention_conformance.implementations.discovery.probe import parts_of
 
 OF_SEQUENCES, HEADS_FIRST, HEADS_LAST = 5, 6, 7
 """Layouts of several sequences in each sample, of which there is one, and of answers (B, H, L, d) and (B, L, H, d)."""
@@ -49,3 +51,28 @@ def of_answer(shape: tuple[int, ...], batch: int, tokens: int, heads: int, width
         (batch, tokens, heads, width // heads): HEADS_LAST,
     }
     return found.get(shape, 0)
+
+
+def batch_first(answer: Any) -> Any:
+    """The answer with its output (L, B, E) as (B, L, E)."""
+    if isinstance(answer, tuple):
+        return (batch_first(answer[0]), *answer[1:])
+    return answer.transpose(0, 1) if isinstance(answer, torch.Tensor) and answer.ndim > 1 else answer
+
+
+def output_first(call: Callable[[], Any], part: int) -> Any:
+    """The answer with this part of it, the output, before the others."""
+    parts = parts_of(call())
+    return (parts[part], *parts[:part], *parts[part + 1 :])
+
+
+def alone_output(call: Callable[[], Any]) -> Any:
+    """The answer, which is the output alone.
+
+    Raises:
+        ValueError: another tensor comes with it.
+    """
+    answer = call()
+    if any(isinstance(part, torch.Tensor) for part in parts_of(answer)[1:]):
+        raise ValueError("it returned weights that were not wanted")
+    return answer
