@@ -72,8 +72,7 @@ AT_THE_END = {"empty-row-causal": (replace(PLAIN, causal=True).sized(query_lengt
 def empty_rows_of_each_kind(check: ClaimCheck) -> ClaimCheck:
     """The check with the claims of what rows without keys get, each kind for itself, where it is no row of zeros."""
     answers: dict[str, EmptyRow] = {}
-    at_the_end = Feature.CAUSAL in check.claims and check.claims.conventions.causal_alignment is not Alignment.TOP_LEFT
-    for key, (case, row) in (EMPTIED | (AT_THE_END if at_the_end else {})).items():
+    for key, (case, row) in (EMPTIED | _emptied_at_the_end(check)).items():
         fitted = fit(case, check.claims)
         answer = None if isinstance(fitted, Unsupported) else _empty_row(check, fitted, row)
         if answer is EmptyRow.NAN and key in BY_MASKS and _gives_one_key(check, case, row):
@@ -86,6 +85,14 @@ def empty_rows_of_each_kind(check: ClaimCheck) -> ClaimCheck:
         return check.stating(f"a row without keys gets {next(iter(answers.values()))}")
     listed = ", ".join(f"{key}={answer}" for key, answer in answers.items())
     return check.stating(f"a row without keys gets what it was seen to get: {listed}") if listed else check
+
+
+def _emptied_at_the_end(check: ClaimCheck) -> dict[str, tuple[Case, int]]:
+    """The case for what flag or window empties, where the last query stands at the last key."""
+    if check.claims.conventions.causal_alignment is Alignment.TOP_LEFT:
+        return {}
+    window, _ = EMPTIED["empty-row-causal"]
+    return AT_THE_END if Feature.CAUSAL in check.claims else {"empty-row-causal": (window, 0)}
 
 
 def empty_rows_of_window(check: ClaimCheck) -> ClaimCheck:

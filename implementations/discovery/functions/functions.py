@@ -62,6 +62,7 @@ from attention_conformance.implementations.discovery.functions.function_masks im
 from attention_conformance.implementations.discovery.functions.given_sizes import with_what_is_needed
 from attention_conformance.implementations.discovery.functions.logs_of_nothing import log_of_nothing_as_seen
 from attention_conformance.implementations.discovery.functions.number_windows import (
+    window_corner_as_seen,
     with_number_windows,
     without_refused_windows,
 )
@@ -289,6 +290,7 @@ def _usual_candidate(
     names = [] if interface else window_names(signature_of(function))
     check, windows = with_number_windows(check, names)
     check, one_length = without_refused_windows(check)
+    check = check if interface or windows or "causal-alignment" in settings else window_corner_as_seen(check)
     given = any("row" in key for key in (*settings, *documented))
     one = options.spelled.get("float_mask") in (None, options.spelled.get("bool_mask"))  # parameter for both
     if not given and not interface and one and is_open_mask(options.spelled.get("bool_mask", "")):

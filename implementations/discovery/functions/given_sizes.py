@@ -26,8 +26,10 @@ from attention_conformance.implementations.discovery.functions.needed_tables imp
 )
 from attention_conformance.implementations.discovery.functions.needed_window import (
     NeededWindow,
+    PairByDefault,
     WindowSides,
     with_needed_window,
+    with_pair_by_default,
     with_window_sides,
 )
 from attention_conformance.implementations.discovery.modules.constructor_names import GROUPS, Size, size_of
@@ -210,6 +212,7 @@ Needed: TypeAlias = (
     | NeededBias
     | NeededCap
     | NeededWindow
+    | PairByDefault
     | WindowSides
     | NeededTables
     | GivenSizes
@@ -225,5 +228,6 @@ def with_what_is_needed(function: Callable[..., Any]) -> Needed | None:
     None where it needs nothing of this.
     """
     needed: Needed | None = with_needed_slopes(function) or with_needed_bias(function) or with_needed_cap(function)
-    needed = needed or with_needed_window(function) or with_window_sides(function) or with_needed_tables(function)
+    needed = needed or with_needed_window(function) or with_window_sides(function) or with_pair_by_default(function)
+    needed = needed or with_needed_tables(function)
     return needed or with_given_sizes(function) or with_dividing_scale(function) or with_block_sizes(function)

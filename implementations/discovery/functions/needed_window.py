@@ -86,9 +86,64 @@ class WindowSides:
 
     def __call__(self, query: Any, key: Any, value: Any, *, window_size: Any = NO_WINDOW, **options: Any) -> Any:
         """The function's answer."""
-        tokens = max(1, query.shape[-2], key.shape[-2])
-        sides = [tokens if side is None or side < 0 else side for side in window_size or NO_WINDOW]
+        sides = _limits(query, key, window_size)
         return self.function(query, key, value, **dict(zip((self.left, self.right), sides, strict=True)), **options)
+
+
+@dataclass(frozen=True)
+class PairByDefault:
+    """A function that has limits on both sides by default, in one pair.
+
+    Attributes:
+        function: it.
+        window: its parameter that takes the pair.
+    """
+
+    function: Callable[..., Any]
+    window: str
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        own = dispensable(signature_of(self.function), self.window)
+        every = [p.replace(default=NO_WINDOW) if p.name == self.window else p for p in own.parameters.values()]
+        return own.replace(parameters=every)
+
+    @property
+    def about(self) -> str:
+        """For a note."""
+        return f"given a window of all tokens in {self.window!r} where a problem has none"
+
+    def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
+        """The function's answer."""
+        options[self.window] = tuple(_limits(query, key, options.get(self.window)))
+        return self.function(query, key, value, **options)
+
+
+def _limits(query: Any, key: Any, window: Any) -> list[int]:
+    """Both sides of a window; all tokens where there is no limit."""
+    tokens = max(1, query.shape[-2], key.shape[-2])
+    return [tokens if side is None or side < 0 else side for side in window or NO_WINDOW]
+
+
+def with_pair_by_default(function: Callable[..., Any]) -> PairByDefault | None:
+    """The function, given a pair of all tokens unless it is given another; None where it has none by default."""
+    signature = safe_call(lambda: signature_of(function)).value
+    parameters = [] if signature is None else [*signature.parameters.values()][3:]
+    pairs = [p.name for p in parameters if "window" in p.name.lower().split("_") and _is_a_pair(p.default)]
+    if len(pairs) != 1 or any(map(required, parameters)):
+        return None
+    made = PairByDefault(function, pairs[0])
+    for x in of_each_kind((1, 1, TOKENS, 4)):
+        narrow, whole = (safe_call(partial(made, x, x, x, **{pairs[0]: w})).value for w in ((1, 1), NO_WINDOW))
+        if whole is not None and not alike(narrow, whole):
+            return made
+    return None
+
+
+def _is_a_pair(default: object) -> bool:
+    """Whether it states a limit on some side."""
+    pair = isinstance(default, tuple | list) and len(default) == 2
+    return pair and any(isinstance(side, int) and side >= 0 for side in default)  # type: ignore[attr-defined]
 
 
 def with_window_sides(function: Callable[..., Any]) -> WindowSides | None:

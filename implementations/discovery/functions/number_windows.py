@@ -112,6 +112,21 @@ def without_refused_windows(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     return replace(check, claims=claims), [unclaimed("windows of other lengths of keys", refused[0])]
 
 
+def window_corner_as_seen(check: ClaimCheck) -> ClaimCheck:
+    """The check with the corner from which a window of two sides starts, where no flag shows it."""
+    claims = check.claims
+    if not {Feature.WINDOW, Feature.CROSS} <= claims.features or Feature.CAUSAL in claims or claims.premises.causal:
+        return check
+    case = MORE_KEYS.extended(window_left=1, window_right=0)
+    queries, keys = _lengths(check, case)
+    ahead, seen = _ahead(queries, keys, keys - queries), _seen(check, case)
+    if seen is None or queries == keys or not np.array_equal(seen, (ahead <= 0) & (ahead >= -1)):
+        return check
+    conventions = replace(claims.conventions, causal_alignment=Alignment.BOTTOM_RIGHT)
+    seen_at = f"its window starts {Alignment.BOTTOM_RIGHT}"
+    return replace(check, claims=replace(claims, conventions=conventions)).stating(seen_at)
+
+
 def _of_one_length(fit_others: Fit, case: Case) -> Case | Unsupported:
     """The fit of windows: as many keys as queries."""
     fitted = fit_others(case)

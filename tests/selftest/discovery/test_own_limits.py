@@ -350,3 +350,18 @@ def test_a_window_that_is_a_number_by_default(make: Make, hidden: str, known: bo
     made = make(WINDOW_BY_DEFAULT.format(hidden=hidden))
     assert (Feature.WINDOW in made.claims) is (not made.findings) is known
     assert not failing(made, "window.*", "scores.dot-product", "numerics.bound")
+
+
+PAIR_BY_DEFAULT = """
+def f(q, k, v, window_size=(8, 0)):
+    ahead = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None] - (k.shape[-2] - q.shape[-2])
+    s = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill((ahead > {right}) | (ahead < -window_size[0]), -torch.inf)
+    return s.softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize(("right", "wrong"), [("window_size[1]", False), ("window_size[1] + 1", True)])
+def test_a_pair_that_is_the_window_by_default(make: Make, right: str, wrong: bool) -> None:
+    made = make(PAIR_BY_DEFAULT.format(right=right))
+    assert Feature.WINDOW in made.claims
+    assert bool(failing(made, "window.*", "scores.dot-product", "numerics.bound")) is wrong
