@@ -1,4 +1,4 @@
-"""Scales that divide: a parameter that is documented as the root of the width divides scores, and does so in calls."""
+"""Scales that divide: parameters that divide scores, as calls show."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import numpy as np
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.documented import as_written
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
-from attention_conformance.implementations.discovery.probe import near
-from attention_conformance.implementations.discovery.signatures import signature_of
+from attention_conformance.implementations.discovery.functions.needed_window import alike
+from attention_conformance.implementations.discovery.signatures import required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS
 
 SCALE = "scale"
@@ -59,6 +59,61 @@ class DividingScale:
         return self.function(*inputs, **given, **options)
 
 
+@dataclass(frozen=True)
+class Divisor:
+    """A function whose scores are always divided by one of its parameters, which is needed or a number by default.
+
+    Attributes:
+        function: it.
+        name: that parameter.
+        rooted: whether scores are divided by the root of the width as well.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    rooted: bool
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return DividingScale(self.function, self.name).__signature__
+
+    @property
+    def about(self) -> str:
+        """For a note."""
+        whole = "1" if self.rooted else "sqrt(d_k)"
+        return f"its {self.name!r} divides scores, and is given {whole} where a problem has no scale"
+
+    def __call__(self, query: Any, *inputs: Any, scale: float | None = None, **options: Any) -> Any:
+        """The function's answer."""
+        root = math.sqrt(query.shape[-1])
+        whole = root if scale is None else 1.0 / scale if scale else math.inf
+        return self.function(query, *inputs, **{self.name: whole / root if self.rooted else whole}, **options)
+
+
+def with_divisor(function: Callable[..., Any]) -> Divisor | None:
+    """The function, given the root of the width or 1 for what divides its scores; None where nothing is known to."""
+    signature = safe_call(lambda: signature_of(function)).value
+    parameters = [] if signature is None else [*signature.parameters.values()][3:]
+    own = [p for p in parameters if p.name in NAMES and (required(p) or isinstance(p.default, int | float))]
+    if len(own) != 1 or any(required(p) for p in parameters if p is not own[0]):
+        return None
+    for x in (x for shape in SHAPES for x in of_each_kind(shape)):
+        for rooted in (False, True):
+            if all(_is_divided(function, own[0].name, x, number, rooted) for number in DIVISORS):
+                return Divisor(function, own[0].name, rooted)
+    return None
+
+
+def _is_divided(function: Callable[..., Any], name: str, x: Any, number: float, rooted: bool) -> bool:
+    """Whether its answer is attention of an array to itself, with scores that are divided by this number."""
+    array = np.asarray(x, np.float64)
+    scores = array @ array.swapaxes(-1, -2) / number / (math.sqrt(array.shape[-1]) if rooted else 1.0)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = (weights / weights.sum(-1, keepdims=True) @ array).astype(np.float32)
+    answer = safe_call(partial(function, x, x, x, **{name: number})).value
+    return answer is not None and alike(answer, expected)
+
+
 def _named(parameter: inspect.Parameter, at: int) -> inspect.Parameter:
     named = at > 2 and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     return parameter.replace(kind=parameter.KEYWORD_ONLY) if named else parameter
@@ -91,11 +146,6 @@ def _divides_among(function: Callable[..., Any], name: str, x: Any) -> bool:
             safe_call(call).value
             for call in (partial(function, x, x, x, **{name: divisor}), partial(function, usual * x, x, x))
         )
-        if given is None or divided is None or not _alike(given, divided):
+        if given is None or divided is None or not alike(given, divided):
             return False
     return True
-
-
-def _alike(one: Any, other: Any) -> bool:
-    one, other = (each[0] if isinstance(each, tuple | list) and each else each for each in (one, other))
-    return bool(safe_call(lambda: near(np.asarray(one), np.asarray(other), "float32")).value)

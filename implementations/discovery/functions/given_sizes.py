@@ -15,7 +15,12 @@ import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.block_sizes import InBlocks, with_block_sizes
-from attention_conformance.implementations.discovery.functions.dividing_scale import DividingScale, with_dividing_scale
+from attention_conformance.implementations.discovery.functions.dividing_scale import (
+    DividingScale,
+    Divisor,
+    with_dividing_scale,
+    with_divisor,
+)
 from attention_conformance.implementations.discovery.functions.needed_bias import NeededBias, with_needed_bias
 from attention_conformance.implementations.discovery.functions.needed_cap import NeededCap, with_needed_cap
 from attention_conformance.implementations.discovery.functions.needed_slopes import NeededSlopes, with_needed_slopes
@@ -31,6 +36,10 @@ from attention_conformance.implementations.discovery.functions.needed_window imp
     with_needed_window,
     with_pair_by_default,
     with_window_sides,
+)
+from attention_conformance.implementations.discovery.functions.neutral_numbers import (
+    NeutralNumber,
+    with_neutral_number,
 )
 from attention_conformance.implementations.discovery.modules.constructor_names import GROUPS, Size, size_of
 from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
@@ -211,12 +220,14 @@ Needed: TypeAlias = (
     NeededSlopes
     | NeededBias
     | NeededCap
+    | NeutralNumber
     | NeededWindow
     | PairByDefault
     | WindowSides
     | NeededTables
     | GivenSizes
     | DividingScale
+    | Divisor
     | InBlocks
 )
 
@@ -227,7 +238,8 @@ def with_what_is_needed(function: Callable[..., Any]) -> Needed | None:
 
     None where it needs nothing of this.
     """
-    needed: Needed | None = with_needed_slopes(function) or with_needed_bias(function) or with_needed_cap(function)
+    needed: Needed | None = with_needed_slopes(function) or with_needed_bias(function) or with_divisor(function)
+    needed = needed or with_needed_cap(function)
     needed = needed or with_needed_window(function) or with_window_sides(function) or with_pair_by_default(function)
-    needed = needed or with_needed_tables(function)
+    needed = needed or with_needed_tables(function) or with_neutral_number(function)
     return needed or with_given_sizes(function) or with_dividing_scale(function) or with_block_sizes(function)

@@ -365,3 +365,31 @@ def test_a_pair_that_is_the_window_by_default(make: Make, right: str, wrong: boo
     made = make(PAIR_BY_DEFAULT.format(right=right))
     assert Feature.WINDOW in made.claims
     assert bool(failing(made, "window.*", "scores.dot-product", "numerics.bound")) is wrong
+
+
+DIVIDED = "def f(q, k, v, temperature{default}):\n    return (q @ k.mT / {by}).softmax(-1) @ v"
+
+
+@pytest.mark.parametrize("default", ["", "=8.0"])
+@pytest.mark.parametrize(
+    ("by", "wrong"),
+    [("temperature", False), ("temperature / q.shape[-1] ** 0.5", False), ("(temperature + 1)", True)],
+)
+def test_what_always_divides_scores(make: Make, default: str, by: str, wrong: bool) -> None:
+    made = make(DIVIDED.format(default=default, by=by))
+    assert bool(failing(made, "scores.dot-product", "numerics.bound")) is wrong
+
+
+PREFIX = """
+def f(q, k, v, {name}=4):
+    seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    seen[:, :{name}] = True
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+"""
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("prefix_len", False), ("block_size", True)])
+def test_a_number_that_shows_more_keys_by_default(make: Make, name: str, wrong: bool) -> None:
+    made = make(PREFIX.format(name=name))
+    assert name in made.findings
+    assert bool(failing(made, "causal.no-future", "heads.independent", "scores.dot-product")) is wrong
