@@ -62,6 +62,7 @@ class Claims:
         fit: the nearest case that it supports, or why there is none (head widths that are multiples of 8 only, an
             output width tied to another, ...). It is called after the features have been applied.
         premises: what it always does. Problems state it (`causal`, `scale`, the extension), whatever it does with that.
+        alone: whether a module that takes one input for keys and values may be called without it, in self-attention.
     """
 
     scope: Scope
@@ -70,6 +71,7 @@ class Claims:
     dtypes: tuple[str, ...] = tuple(DTYPES)
     fit: Fit = any_case
     premises: Premises = NO_PREMISES
+    alone: bool = False
 
     def __contains__(self, feature: Feature) -> bool:
         return feature in self.features or feature in self.premises.features

@@ -220,7 +220,7 @@ def _some_alike(seed: int, query_dim: int, key_dim: int, value_dim: int) -> tupl
 def _sharing(case: Case, claims: Claims) -> Sharing:
     """What the case has, or as much more as the claims need."""
     wanted = Sharing.NONE if case.module is None else case.module.sharing
-    if Feature.CROSS not in claims or (Feature.KEY_VALUE not in claims and wanted is Sharing.SELF):
+    if Feature.CROSS not in claims or (claims.alone and Feature.KEY_VALUE not in claims and wanted is Sharing.SELF):
         return Sharing.SELF
     return wanted if Feature.KEY_VALUE in claims else Sharing.KEY_VALUE
 

@@ -137,6 +137,7 @@ def claims_fields(claims: Claims) -> dict[str, Any]:
         "conventions": dict(claims.conventions.items()),
         "dtypes": list(claims.dtypes),
         **({"premises": list(settings)} if (settings := claims.premises.settings()) else {}),
+        **({"alone": True} if claims.alone else {}),
     }
 
 

@@ -45,6 +45,7 @@ class ClaimsForm:
     dtypes: tuple[str, ...]
     conventions: Mapping[str, str] = field(default_factory=dict)
     premises: tuple[str, ...] = ()
+    alone: bool = False
 
 
 @dataclass(frozen=True)

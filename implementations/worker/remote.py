@@ -142,6 +142,7 @@ def implementation_of(door: Door, hello: Hello) -> Implementation:
             claims.dtypes,
             fitting(door) if "fit" in requests else any_case,
             Premises().assuming(claims.premises),
+            claims.alone,
         ),
         run=remote(way={}),
         about="; ".join(map(shortened, hello.about.split("; ")[:MOST_NOTES])),

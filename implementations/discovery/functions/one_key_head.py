@@ -63,7 +63,7 @@ def answers_uneven(made: Implementation, device: str) -> bool:
     if isinstance(fitted, Unsupported) or not dtype or fitted.sizes.key_length == fitted.sizes.d_k:
         return True
     problem = build(fitted, dtype).forward_only()
-    return not safe_call(partial(made.run, problem, device)).error
+    return not safe_call(partial(made.run, problem.fresh(), device)).error
 
 
 def with_key_heads(kv_heads: int, own: Fit, case: Case) -> Case | Unsupported:

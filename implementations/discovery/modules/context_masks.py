@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from attention_conformance.implementations.api.contract import Fit, Unsupported
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED, has_effect
-from attention_conformance.implementations.discovery.modules.neutrals import OF_KEYS, words_of
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sharing
 from attention_conformance.spec.conventions import Polarity
@@ -76,6 +75,8 @@ def of_context_alone(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, l
 
     A mask of another name that has an effect next to another sequence has to have it without.
     """
+    from attention_conformance.implementations.discovery.modules.neutrals import OF_KEYS, words_of  # imports torch
+
     names = {call.options.spelled[option] for option in MASKS if option in call.options.spelled}
     if not call.optional or call.of_context or not names or not all(words_of(name) & OF_KEYS for name in names):
         return check, []

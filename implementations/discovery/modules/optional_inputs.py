@@ -45,7 +45,7 @@ class Untouched:
 
     def inputs(self, problem: Problem, device: str) -> tuple[Any, Any]:
         """What it is given, before the call and after it."""
-        given = tensors(problem, device)
+        given = tensors(problem.fresh(), device)
         own = {self.name: self._like(given["query"], given.get("key", given["query"]))}
         every = {**given, **own}
         before = _in_one(every)

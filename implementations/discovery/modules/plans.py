@@ -196,7 +196,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         conventions = replace(conventions, default_scale=DefaultScale.ONE)
     length = make.tokens if make.window in SQUARES else 0
     fits, premises = usual_fit(call, make.kv_heads), Premises(length=length)
-    claims = Claims(Scope.MODULE, features, conventions, fit=fits, premises=premises)
+    claims = Claims(Scope.MODULE, features, conventions, fit=fits, premises=premises, alone=call.optional)
     check = ClaimCheck(call, partial(module_run, make), claims, device).in_first_dtype()
     published = has_published_interface(kind)
     if make.look != LOOKS[0] and not published:

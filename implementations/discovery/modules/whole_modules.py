@@ -12,7 +12,7 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.as_built import AsBuilt, HeadAxes, Run, SeenTogether, keeps_wrongly
 from attention_conformance.implementations.adapters.modes import Modes
-from attention_conformance.implementations.api.contract import Result, Unsupported
+from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
@@ -57,6 +57,7 @@ from attention_conformance.implementations.discovery.modules.same_function impor
 from attention_conformance.implementations.discovery.modules.window_masks import (
     window_masks,
 )
+from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES
@@ -292,7 +293,7 @@ def _sees_later(run: AsBuilt, check: ClaimCheck) -> bool | None:
 def plain_problem(check: ClaimCheck) -> Problem | None:
     """What whole modules are looked at with; None where the claims allow no such problem."""
     every = (fit(case, check.claims) for case in (PLAIN, PLAIN.sized(query_length=FEWER, key_length=FEWER)))
-    problems = [build(each, WIDE).forward_only() for each in every if not isinstance(each, Unsupported)]
+    problems = [build(each, WIDE).forward_only().fresh() for each in every if isinstance(each, Case)]
     square = [_is_square(each) for each in problems]
     return problems[square.index(False) if False in square else 0] if problems else None
 
