@@ -162,7 +162,7 @@ def _assert_half_precision(judge: Judge, case: Case, context: str, gradients: bo
     problem = halves.with_arrays(arrays)
     rough, exact = (solve(each, judge.conventions).parts for each in (halves, problem))
     for how, result in _answers(judge, Feature.AUTOCAST, case, problem, context):
-        expected = exact if how.endswith(AFTER_AUTOCAST) else rough
+        expected = exact if how == f"{context}, {AFTER_AUTOCAST}" else rough
         _compare(judge, case, result, expected, judge.expanded(("output", "gradients"), halves), how)
 
 

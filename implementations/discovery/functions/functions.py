@@ -27,6 +27,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
 from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
 from attention_conformance.implementations.discovery.documented import (
     PUBLISHED_FLAG,
+    as_written,
     chooses_corner,
     states_integers,
     states_masks_of_samples,
@@ -98,7 +99,7 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
     without_refused_lengths,
 )
 from attention_conformance.implementations.discovery.shipped.shipped import ShippedCall, as_shipped, with_cache
-from attention_conformance.implementations.discovery.shipped.shipped_others import ONE_NUMBER, WHERE_TAKEN, interfaces
+from attention_conformance.implementations.discovery.shipped.shipped_others import ONE_NUMBER, interfaces, why_missing
 from attention_conformance.implementations.discovery.signatures import (
     signature_of,
     stated_dtype,
@@ -268,10 +269,11 @@ def _usual_candidate(
     check_answer(plain, kind.is_kind, expected)
     check_not_alone(plain, expected)
     check, limits = with_size_limits(check)
-    check, lengths = (check, []) if interface else without_other_lengths(check, getattr(function, "function", function))
+    written = as_written(function)
+    check, lengths = (check, []) if interface else without_other_lengths(check, written)
     limits = [*limits, *lengths]
     masks: list[str] = []
-    mask, written = options.spelled.get("bool_mask", ""), getattr(function, "function", function)
+    mask = options.spelled.get("bool_mask", "")
     open_mask = is_open_mask(mask) or bool(mask and states_masks_of_samples(written, mask))
     if not interface and open_mask and "bool-mask" not in settings:
         check, masks = with_mask_form(check, kind)
@@ -314,8 +316,7 @@ def _usual_candidate(
     if not published and not interface:
         check = without_masks_of_heads(with_one_head_in_groups(check, kind))
     check, refuted = with_slopes_of_samples(with_narrow_tables(check)), [*tables, *refuted]
-    scores = returns_scores(getattr(function, "function", function))
-    found = extras_seen(check, plain, extents(claims), scores)
+    found = extras_seen(check, plain, extents(claims), returns_scores(written))
     extras = tuple(e for e in found if e.name != "averaged_weights")
     if "returned-weights" not in settings:
         check = with_returned_weights(check, extras)
@@ -356,15 +357,16 @@ def _implementation(
     assert isinstance(check.function, RenamedCall)
     positions, names = tuple(e.position for e in extras), tuple(e.name for e in extras)
     whole = check.function.function
+    written = as_written(whole)
     how: dict[str, Any] = {"extras": names, "polarity": claims.conventions.bool_mask}
     make = partial(kind.maker, **how)
     chosen = Chosen(check.function, positions)
     alternatives = {"with its defaults spelled out": make(Chosen(check.function.with_defaults(), positions))}
     alternatives |= {alternative: make(chosen, **keywords) for alternative, keywords in kind.alternatives.items()}
     own = check.function.options.spelled.get("bool_mask") or check.function.options.spelled.get("key_padding_mask", "")
-    if own and not check.function.true_as and states_integers(getattr(whole, "function", whole), own):
+    if own and not check.function.true_as and states_integers(written, own):
         alternatives["with its masks as integers"] = make(Chosen(replace(check.function, integers=True), positions))
-    if own and states_masks_of_samples(getattr(whole, "function", whole), own):
+    if own and states_masks_of_samples(written, own):
         alternatives |= {way: make(Chosen(other, positions)) for way, other in with_masks_of_samples(check).items()}
     in_blocks = {} if as_shipped(whole, interfaces()) else in_small_blocks(check, whole)
     alternatives |= {way: make(Chosen(other, positions)) for way, other in in_blocks.items()}
@@ -374,8 +376,7 @@ def _implementation(
         alternatives["without its log-sum-exp"] = make(Chosen(alone), extras=())
     if isinstance(shipped, ShippedCall | Served):
         others = {way: replace(check.function, function=wrapped(o)) for way, o in shipped.other_ways().items()}
-        tried = [(way, replace(check, function=o).run(case)) for case in (PLAIN, MASKED) for way, o in others.items()]
-        missing = {way: each.error for way, each in tried if each.error and (each.not_offered or way in WHERE_TAKEN)}
+        missing = {way: why for way, o in others.items() if (why := why_missing(way, replace(check, function=o)))}
         check = check.stating(*(unclaimed(way, why) for way, why in missing.items()))
         others = {way: other for way, other in others.items() if way not in missing}
         if ONE_NUMBER in others and replace(check, function=others[ONE_NUMBER]).run(EVEN_WINDOW).error:

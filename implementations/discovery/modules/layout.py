@@ -141,7 +141,8 @@ def limits_of(make: Constructor, call: ModuleCall) -> Limits:
 def _first_hidden(module: nn.Module) -> int:
     """The first token that a square mask of a module hides from itself, while others see themselves; 0 for none."""
     for each in module.buffers():
-        if each.ndim > 1 and each.shape[-1] == each.shape[-2] and each.is_floating_point() | (each.dtype is torch.bool):
+        masks = each.is_floating_point() or each.dtype is torch.bool
+        if masks and each.ndim > 1 and each.shape[-1] == each.shape[-2]:
             own = each.reshape(-1, *each.shape[-2:])[0].diagonal()
             other = (own != own[:1]).nonzero()
             if len(other) and len(each.unique()) == 2:

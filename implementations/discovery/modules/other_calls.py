@@ -60,7 +60,7 @@ SLICES = (1, 4)
 
 @dataclass(frozen=True)
 class AfterMethod:
-    """A call that comes after one of a method by which a module is told how to compute the same answer."""
+    """A call that comes after one of a method that chooses how a module computes the same answer."""
 
     call: ModuleCall
     method: str

@@ -9,6 +9,7 @@ from typing import Any
 
 from attention_conformance.implementations.adapters.paging import lengths_of_samples
 from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.shipped.shipped import (
     Interface,
     Shipped,
@@ -39,6 +40,16 @@ GROUPS, SAMPLES = "with its heads in groups, (B, L, G, H, d)", "without an axis 
 WHERE_TAKEN = (GROUPS, SAMPLES, IN_BLOCKS)
 """Ways that are documented, and that not all functions with these parameters offer."""
 BOTTOM_RIGHT = {"causal-alignment": "bottom-right", "log-sum-exp-base": "2"}
+
+
+def why_missing(way: str, check: ClaimCheck) -> str:
+    """Why a function cannot be called in this way, plainly or with a mask that it claims; empty where it can."""
+    if way not in WHERE_TAKEN:
+        plain = check.run(PLAIN)
+        return str(plain.error) if plain.not_offered else ""
+    kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, BIASED))
+    tried = [check.run(case) for case in (PLAIN, *(case for feature, case in kinds if feature in check.claims))]
+    return next((str(each.error) for each in tried if each.error), "")
 
 
 def one_query(case: Case) -> Case | Unsupported:

@@ -274,7 +274,7 @@ class f(nn.Module):
         self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.q_norm, self.k_norm = nn.RMSNorm(dim // heads, 1e-6), nn.RMSNorm(dim // heads, 1e-6)
 
-    def turned(self, x):
+    def rotated(self, x):
         d = x.shape[-1]
         angles = torch.arange(x.shape[-2])[:, None] * 10000.0 ** (-torch.arange(0, d, 2) / d)
         cos, sin = angles.cos().to(x), angles.sin().to(x)
@@ -283,7 +283,7 @@ class f(nn.Module):
 
     def forward(self, x):
         q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
-        q, k = self.q_norm(self.turned(q)), self.k_norm(self.turned(k))
+        q, k = self.q_norm(self.rotated(q)), self.k_norm(self.rotated(k))
         return self.out(attend(q, k, v)[0].transpose(1, 2).flatten(2))
 '''
 
