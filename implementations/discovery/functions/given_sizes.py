@@ -21,16 +21,18 @@ from attention_conformance.implementations.discovery.functions.dividing_scale im
     with_dividing_scale,
     with_divisor,
 )
-from attention_conformance.implementations.discovery.functions.needed_bias import NeededBias, with_needed_bias
-from attention_conformance.implementations.discovery.functions.needed_cap import NeededCap, with_needed_cap
-from attention_conformance.implementations.discovery.functions.needed_slopes import NeededSlopes, with_needed_slopes
+from attention_conformance.implementations.discovery.functions.needed_cap import with_needed_cap
+from attention_conformance.implementations.discovery.functions.needed_options import (
+    NeededOption,
+    with_needed_bias,
+    with_needed_slopes,
+)
 from attention_conformance.implementations.discovery.functions.needed_tables import (
     NeededTables,
     of_each_kind,
     with_needed_tables,
 )
 from attention_conformance.implementations.discovery.functions.needed_window import (
-    NeededWindow,
     PairByDefault,
     WindowSides,
     with_needed_window,
@@ -217,11 +219,8 @@ def _given(function: Callable[..., Any], shapes: Shapes, sizes: Mapping[str, Cou
 
 
 Needed: TypeAlias = (
-    NeededSlopes
-    | NeededBias
-    | NeededCap
+    NeededOption
     | NeutralNumber
-    | NeededWindow
     | PairByDefault
     | WindowSides
     | NeededTables

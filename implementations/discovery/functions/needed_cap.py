@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.functions.needed_options import NeededOption
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.functions.needed_window import alike
-from attention_conformance.implementations.discovery.signatures import dispensable, required, signature_of
+from attention_conformance.implementations.discovery.signatures import required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
 
 HUGE = 2.0**60
@@ -22,43 +21,18 @@ NONE = (None, 0.0)
 """What switches a cap off in most functions."""
 
 
-@dataclass(frozen=True)
-class NeededCap:
-    """A function whose cap may be left out.
+def _no_cap(name: str, neutral: float | None, query: Any, _: Any) -> float | None:
+    """What caps no score of such a query.
 
-    Attributes:
-        function: it.
-        cap: its parameter that takes the cap.
-        neutral: what it is given where a problem has none.
+    Raises:
+        ValueError: nothing but a number beyond the range of float16 does.
     """
-
-    function: Callable[..., Any]
-    cap: str
-    neutral: float | None
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return dispensable(signature_of(self.function), self.cap)
-
-    @property
-    def about(self) -> str:
-        """For a note."""
-        return f"given {self.cap}={self.neutral} where a problem has no cap"
-
-    def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
-        """The function's answer.
-
-        Raises:
-            ValueError: nothing but a number beyond the range of float16 caps no score.
-        """
-        if options.get(self.cap) is None:
-            if self.neutral == HUGE and str(query.dtype).endswith("float16") and "bfloat16" not in str(query.dtype):
-                raise ValueError(f"no {self.cap!r} of float16 leaves every score")
-            options[self.cap] = self.neutral
-        return self.function(query, key, value, **options)
+    if neutral == HUGE and str(query.dtype).endswith("float16") and "bfloat16" not in str(query.dtype):
+        raise ValueError(f"no {name!r} of float16 leaves every score")
+    return neutral
 
 
-def with_needed_cap(function: Callable[..., Any]) -> NeededCap | None:
+def with_needed_cap(function: Callable[..., Any]) -> NeededOption | None:
     """The function, given a cap that changes nothing unless it is given another; None where it caps nothing itself."""
     signature = safe_call(lambda: signature_of(function)).value
     parameters = [] if signature is None else [*signature.parameters.values()][3:]
@@ -70,7 +44,9 @@ def with_needed_cap(function: Callable[..., Any]) -> NeededCap | None:
         answers = {cap: safe_call(partial(function, x, x, x, **{name: cap})).value for cap in (HUGE, SMALL, *NONE)}
         if answers[HUGE] is not None and answers[SMALL] is not None and not alike(answers[HUGE], answers[SMALL]):
             off = [cap for cap in NONE if answers[cap] is not None and alike(answers[cap], answers[HUGE])]
-            return NeededCap(function, name, off[0] if off else HUGE)
+            neutral = off[0] if off else HUGE
+            about = f"given {name}={neutral} where a problem has no cap"
+            return NeededOption(function, name, partial(_no_cap, name, neutral), about)
     return None
 
 

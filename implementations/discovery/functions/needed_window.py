@@ -11,51 +11,19 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.functions.needed_options import NeededOption
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.signatures import dispensable, required, signature_of
 
 TOKENS, NARROW = 6, 2
 """Of the inputs with which it is looked at, and of a window that hides some of them."""
-
-
+ALL_TOKENS = "given a window of all tokens in {!r} where a problem has none"
+"""For a note, with the parameter."""
 NO_WINDOW = (-1, -1)
 """Both sides of a window without limits."""
 SIDES = (("left", "window_left", "left_window"), ("right", "window_right", "right_window"))
 """Names of how many keys a query sees before its own, and after it."""
-
-
-@dataclass(frozen=True)
-class NeededWindow:
-    """A function whose window may be left out.
-
-    Attributes:
-        function: it.
-        window: its parameter that takes a number of tokens.
-        axis: that of the tokens in its inputs.
-        halved: whether a window of all tokens does not show all of them to each.
-    """
-
-    function: Callable[..., Any]
-    window: str
-    axis: int = -2
-    halved: bool = False
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return dispensable(signature_of(self.function), self.window)
-
-    @property
-    def about(self) -> str:
-        """For a note."""
-        return f"given a window of all tokens in {self.window!r} where a problem has none"
-
-    def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
-        """The function's answer."""
-        if options.get(self.window) is None:
-            tokens = max(1, query.shape[self.axis], key.shape[self.axis])
-            options[self.window] = 2 * tokens + 1 if self.halved else tokens
-        return self.function(query, key, value, **options)
 
 
 @dataclass(frozen=True)
@@ -111,7 +79,7 @@ class PairByDefault:
     @property
     def about(self) -> str:
         """For a note."""
-        return f"given a window of all tokens in {self.window!r} where a problem has none"
+        return ALL_TOKENS.format(self.window)
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """The function's answer."""
@@ -162,7 +130,7 @@ def with_window_sides(function: Callable[..., Any]) -> WindowSides | None:
     return None
 
 
-def with_needed_window(function: Callable[..., Any]) -> NeededWindow | None:
+def with_needed_window(function: Callable[..., Any]) -> NeededOption | None:
     """The function, given a window of all tokens unless it is given another; None where it has none without that."""
     signature = safe_call(lambda: signature_of(function)).value
     own = [] if signature is None else [*signature.parameters.values()][3:]
@@ -177,7 +145,13 @@ def _is_a_window(default: object) -> bool:
     return isinstance(default, int) and not isinstance(default, bool) and default > 0
 
 
-def _shown(function: Callable[..., Any], window: str) -> NeededWindow | None:
+def _all_tokens(axis: int, halved: bool, query: Any, key: Any) -> int:
+    """A window without limits, of tokens in this axis; `halved` where one of all tokens hides some of them."""
+    tokens: int = max(1, query.shape[axis], key.shape[axis])
+    return 2 * tokens + 1 if halved else tokens
+
+
+def _shown(function: Callable[..., Any], window: str) -> NeededOption | None:
     """The axis of the tokens is the one along which a window hides something."""
     for axis, shape in ((-2, (1, 1, TOKENS, 4)), (-3, (1, TOKENS, 1, 4)), (-2, (1, TOKENS, 4)), (-2, (TOKENS, 4))):
         for x in of_each_kind(shape):
@@ -186,7 +160,8 @@ def _shown(function: Callable[..., Any], window: str) -> NeededWindow | None:
                 for number in (NARROW, TOKENS, 2 * TOKENS + 1)
             )
             if wide is not None and not alike(narrow, wide):
-                return NeededWindow(function, window, axis, halved=not alike(whole, wide))
+                neutral = partial(_all_tokens, axis, not alike(whole, wide))
+                return NeededOption(function, window, neutral, ALL_TOKENS.format(window))
     return None
 
 

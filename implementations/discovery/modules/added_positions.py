@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import nn
 
 from attention_conformance.implementations.adapters.mha_interface import inputs_of
-from attention_conformance.implementations.adapters.tensors import tensors, to_array
+from attention_conformance.implementations.adapters.tensors import tensors
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.left_out import never_given
-from attention_conformance.implementations.discovery.modules.part_equations import NEAR, PartEquations
+from attention_conformance.implementations.discovery.modules.part_equations import PartEquations, gives
 from attention_conformance.implementations.discovery.modules.template import Variant, output_of_variant
 from attention_conformance.implementations.discovery.vocabulary import INPUTS
 from attention_conformance.spec.problem import Problem
@@ -59,10 +57,7 @@ class AddedPositions:
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """What the equation gives; its `others` are the output."""
-        module = self.whole.module(problem, device)
-        expected = to_array(self.expected(module, problem)).astype(problem.query.dtype)
-        found = Result(self.whole.answer(module, problem, device))
-        return Result(expected, others={"added to queries and keys, and not to values": found})
+        return self.whole.compared(self.expected, "added to queries and keys, and not to values", problem, device)
 
     def expected(self, module: nn.Module, problem: Problem) -> torch.Tensor:
         """The output (B, L, E)."""
@@ -82,12 +77,8 @@ def added_positions(
         return {}
     given = replace(call.alone_with_itself(), tables={**call.tables, names[0]: DrawnPositions(call.length_first)})
     whole = PartEquations(make, Chosen(given, ()), variant, {})
-    module = safe_call(partial(whole.module, problem, device)).value
-    answer = safe_call(partial(whole.answer, module, problem, device)).value if module is not None else None
-    if module is None or answer is None:
+    if (seen := whole.shown(problem, device)) is None:
         return {}
-    for to in (PUBLISHED, *MISTAKEN):
-        expected = safe_call(partial(AddedPositions(whole, to).expected, module, problem)).value
-        if expected is not None and torch.allclose(expected, torch.from_numpy(answer).double(), NEAR, NEAR):
-            return {f"with positions in {names[0]!r}": AddedPositions(whole)}
-    return {}
+    module, shown = seen
+    known = any(gives(AddedPositions(whole, to).expected, module, problem, shown) for to in (PUBLISHED, *MISTAKEN))
+    return {f"with positions in {names[0]!r}": AddedPositions(whole)} if known else {}

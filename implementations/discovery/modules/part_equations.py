@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -80,6 +80,8 @@ class Use:
     table: Table | None = None
 
 
+Expectation = Callable[[nn.Module, Problem], torch.Tensor]
+"""The output (B, Lq, E) of a module by an equation, in float64."""
 Uses = Mapping[str, Use]
 """By the path of a parameter, or of the layer that has it."""
 
@@ -208,9 +210,19 @@ class PartEquations:
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """What the equations give; its `others` are the output."""
+        return self.compared(partial(self.expected, uses=self.uses), "by the equations of its parts", problem, device)
+
+    def compared(self, expected: Expectation, how: str, problem: Problem, device: str) -> Result:
+        """What an instance is expected to give; its `others` are its output, by this name."""
         module = self.module(problem, device)
-        expected = to_array(self.expected(module, problem, self.uses)).astype(problem.query.dtype)
-        return Result(expected, others={"by the equations of its parts": Result(self.answer(module, problem, device))})
+        whole = to_array(expected(module, problem)).astype(problem.query.dtype)
+        return Result(whole, others={how: Result(self.answer(module, problem, device))})
+
+    def shown(self, problem: Problem, device: str) -> tuple[nn.Module, torch.Tensor] | None:
+        """An instance and its output; None where it raises."""
+        module = safe_call(partial(self.module, problem, device)).value
+        answer = safe_call(partial(self.answer, module, problem, device)).value if module is not None else None
+        return None if module is None or answer is None else (module, torch.from_numpy(answer))
 
     def module(self, problem: Problem, device: str) -> nn.Module:
         """An instance with parameters of its own."""
@@ -290,24 +302,25 @@ def equations(
     biases = {path: fill for path, fill in make.held.items() if place_of(path) is not None}
     released = replace(make, held=biases)
     whole = PartEquations(released, call, variant, {}, alone)
-    module = safe_call(partial(whole.module, problem, device)).value
-    if module is None:
+    if (seen := whole.shown(problem, device)) is None:
         return None
+    module, shown = seen
     parts = owners(module, {p: f for p, f in make.held.items() if p not in biases})
     if not parts:
         return None
-    answer = safe_call(partial(whole.answer, module, problem, device)).value
-    if answer is None:
-        return None
-    shown = torch.from_numpy(answer)
     heads, width = problem.num_heads, problem.query.shape[-1]
     choices = [[*_possible(shape, heads, width)] for shape in parts.values()]
     for chosen in islice(product(*choices), MOST):
         uses = dict(zip(parts, chosen, strict=True))
-        expected = safe_call(partial(whole.expected, module, problem, uses)).value
-        if expected is not None and expected.shape == shown.shape and torch.allclose(expected, shown, NEAR, NEAR):
+        if gives(partial(whole.expected, uses=uses), module, problem, shown):
             return replace(whole, uses=uses)
     return _mistaken(whole, module, problem, parts, shown)
+
+
+def gives(expected: Expectation, module: nn.Module, problem: Problem, shown: torch.Tensor) -> bool:
+    """Whether an equation gives an output (B, Lq, E); it does not where it raises."""
+    whole = safe_call(partial(expected, module, problem)).value
+    return whole is not None and whole.shape == shown.shape and torch.allclose(whole, shown.double(), NEAR, NEAR)
 
 
 def _published(path: str, shape: tuple[int, ...], problem: Problem) -> Iterator[tuple[Use, Use]]:
@@ -331,7 +344,6 @@ def _mistaken(
         return None
     ((path, shape),) = parts.items()
     for right, wrong in _published(path, shape, problem):
-        expected = safe_call(partial(whole.expected, module, problem, {path: wrong})).value
-        if expected is not None and torch.allclose(expected, shown, NEAR, NEAR):
+        if gives(partial(whole.expected, uses={path: wrong}), module, problem, shown):
             return replace(whole, uses={path: right})
     return None

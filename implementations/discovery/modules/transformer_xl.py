@@ -8,22 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.tensors import tensors, to_array
+from attention_conformance.implementations.adapters.tensors import tensors
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.neutrals import Given, Neutral
 from attention_conformance.implementations.discovery.modules.parameters import place_of
-from attention_conformance.implementations.discovery.modules.part_equations import NEAR, PartEquations
+from attention_conformance.implementations.discovery.modules.part_equations import PartEquations, gives
 from attention_conformance.implementations.discovery.modules.template import Projected, Variant, scores_of_variant
 from attention_conformance.spec.problem import Problem
 
@@ -114,10 +112,7 @@ class RelativePositions:
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """What the equation gives; its `others` are the output."""
-        module = self.whole.module(problem, device)
-        expected = to_array(self.expected(module, problem)).astype(problem.query.dtype)
-        found = Result(self.whole.answer(module, problem, device))
-        return Result(expected, others={"by the equation of Transformer-XL": found})
+        return self.whole.compared(self.expected, "by the equation of Transformer-XL", problem, device)
 
     def expected(self, module: nn.Module, problem: Problem) -> torch.Tensor:
         """The output (B, L, E)."""
@@ -187,15 +182,12 @@ def relative_positions(
     drawn = Drawn(call.tables[named.given])
     direct = Chosen(replace(call, tables={**call.tables, named.given: drawn}).alone_with_itself(), ())
     whole = PartEquations(replace(make, held=biases), direct, variant, {})
-    module = safe_call(partial(whole.module, problem, device)).value
-    answer = safe_call(partial(whole.answer, module, problem, device)).value if module is not None else None
-    if module is None or answer is None:
+    if (seen := whole.shown(problem, device)) is None:
         return None
-    shown = torch.from_numpy(answer)
+    module, shown = seen
     for mistake, order in product((None, *Mistake), Order):
         run = RelativePositions(whole, named, drawn, order, mistake)
-        expected = safe_call(partial(run.expected, module, problem)).value
-        if expected is not None and expected.shape == shown.shape and torch.allclose(expected, shown, NEAR, NEAR):
+        if gives(run.expected, module, problem, shown):
             return replace(run, mistake=None)
     return None
 
