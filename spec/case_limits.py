@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import is_dataclass
 from typing import Any
 
 from attention_conformance.spec.cases import Case
@@ -17,10 +17,10 @@ ZERO = ("batch", "query_length", "key_length", "num_kv_heads")
 
 def unusable(case: Case, elements: int = MOST_ELEMENTS) -> str:
     """Why the numbers of a case cannot be compared or built, in arrays of so many elements; empty if they can."""
-    for name, number in _numbers(asdict(case), "case"):
+    for name, number in _numbers(case, "case"):
         if not math.isfinite(number):
             return f"{name} is {number}: no numbers can be compared with it"
-    for extent, number in asdict(case.sizes).items():
+    for extent, number in vars(case.sizes).items():
         least = 0 if extent in ZERO else 1
         if number < least:
             return f"case.sizes.{extent} is {number}, and has to be {least} at least"
@@ -59,8 +59,8 @@ def _unusable_buckets(extension: Extension) -> str:
 
 
 def _numbers(data: Any, name: str) -> Iterator[tuple[str, float]]:
-    if isinstance(data, dict):
-        for key, value in data.items():
+    if is_dataclass(data):
+        for key, value in vars(data).items():
             yield from _numbers(value, f"{name}.{key}")
     elif isinstance(data, int | float):
         yield name, math.inf if abs(data) >= MOST_NUMBER else data

@@ -12,7 +12,7 @@ from attention_conformance.spec.codes import coded
 from attention_conformance.spec.extra_inputs import extra_arrays, extra_parameters, shared_keys
 from attention_conformance.spec.features import QkNorm, Scope
 from attention_conformance.spec.latent import latent_rows
-from attention_conformance.spec.masks import attention_mask, padding_mask, valid_lengths, visible
+from attention_conformance.spec.masks import Booleans, attention_mask, padding_mask, valid_lengths, visible
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 from attention_conformance.spec.stored_keys import Codes
 
@@ -57,10 +57,20 @@ def _is_stored(case: Case) -> bool:
     return s.batch * s.num_heads * (s.query_length + s.key_length) * max(s.d_k, s.d_v) <= STORED
 
 
+def generator(case: Case) -> np.random.Generator:
+    """That from which the numbers of the case are drawn."""
+    return np.random.default_rng([case.seed, case.sizes.query_length, case.sizes.key_length])
+
+
+def masks_of(case: Case, rng: np.random.Generator) -> tuple[Array | None, Booleans | None, NDArray[np.int64] | None]:
+    """attn_mask, key_padding_mask and valid_lens, which are drawn before all others."""
+    return attention_mask(case, rng), padding_mask(case, rng), valid_lengths(case, rng)
+
+
 @lru_cache(maxsize=1024)
 def _drawn(case: Case, narrow: bool) -> Problem:
     """The case's problem in float64; `narrow`: with numbers that stay within the range of float16."""
-    rng = np.random.default_rng([case.seed, case.sizes.query_length, case.sizes.key_length])
+    rng = generator(case)
     problem = _at_op_level(case, rng, narrow) if case.module is None else _at_module_level(case, rng, narrow)
     names = [n for n, a in problem.arrays().items() if a.dtype.kind not in "bi"]
     of_codes = () if case.extension.codes is Codes.NONE else ("key", "value")
@@ -68,7 +78,7 @@ def _drawn(case: Case, narrow: bool) -> Problem:
 
 
 def _at_op_level(case: Case, rng: np.random.Generator, narrow: bool) -> Problem:
-    mask, padding, lengths = attention_mask(case, rng), padding_mask(case, rng), valid_lengths(case, rng)
+    mask, padding, lengths = masks_of(case, rng)
     query, key, value = _heads(case, rng, visible(case, mask, padding, lengths), narrow)
     s, extras = case.sizes, extra_arrays(case)
     if case.extension.codes is not Codes.NONE:

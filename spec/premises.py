@@ -30,6 +30,8 @@ class Premise(StrEnum):
     for 3 and 6 heads, too."""
     RELATIVE_BIAS = "relative-bias"
     """A table of biases is added to the scores; the largest distance with an entry of its own."""
+    ZERO_ATTN = "zero-attn"
+    """A key and value of zeros, which every query sees, join those given: each softmax has one more term, exp(0)."""
     SCALE = "scale"
     """Scores are multiplied by this number, not by 1/sqrt(d_k)."""
     LENGTH = "length"
@@ -51,6 +53,7 @@ class Premises:
         window_left, window_right, softcap, rotary_base, rotary_dim, relative_bias: as in `Extension`.
         qk_norm: queries and keys are normalised.
         norm_epsilon: as in `Extension`.
+        zero_attn: as in `Extension`.
         scale: multiplies the scores; None is 1/sqrt(d_k).
         length, block: tokens; 0: free.
     """
@@ -66,6 +69,7 @@ class Premises:
     qk_norm: bool = False
     norm_epsilon: float | None = None
     relative_bias: int = 0
+    zero_attn: bool = False
     scale: float | None = None
     length: int = 0
     block: int = 0
@@ -86,6 +90,7 @@ class Premises:
             Premise.QK_NORM: (DEFAULT if self.norm_epsilon is None else self.norm_epsilon) if self.qk_norm else None,
             Premise.ALIBI: (INTERLEAVED if self.interleaved else True) if self.alibi else None,
             Premise.RELATIVE_BIAS: self.relative_bias or None,
+            Premise.ZERO_ATTN: self.zero_attn or None,
             Premise.SCALE: self.scale,
             Premise.LENGTH: self.length or None,
             Premise.BLOCK: self.block or None,
@@ -162,9 +167,9 @@ def _sloped(heads: int, interleaved: bool) -> int:
 
 
 NO_PREMISES = Premises()
-FLAGS = {Premise.CAUSAL, Premise.ALIBI}
-"""Premises without a value, which have the names of their fields."""
-_EXTENSION = ("softcap", "rotary_base", "rotary_dim", "relative_bias")
+FLAGS = {Premise.CAUSAL: "causal", Premise.ALIBI: "alibi", Premise.ZERO_ATTN: "zero_attn"}
+"""Premises without a value: their fields."""
+_EXTENSION = ("softcap", "rotary_base", "rotary_dim", "relative_bias", "zero_attn")
 _OPTION = {
     Premise.CAUSAL: Feature.CAUSAL,
     Premise.WINDOW: Feature.WINDOW,
@@ -173,6 +178,7 @@ _OPTION = {
     Premise.QK_NORM: Feature.QK_NORM,
     Premise.RELATIVE_BIAS: Feature.RELATIVE_BIAS,
     Premise.ALIBI: Feature.ALIBI,
+    Premise.ZERO_ATTN: Feature.ZERO_ATTN,
     Premise.SCALE: Feature.SCALE,
 }
 _VALUES = {
@@ -217,7 +223,7 @@ def _parsed(setting: str) -> dict[str, Any]:
     if name in FLAGS:
         if value:
             raise ValueError(f"premise {name} takes no value, not {value!r}")
-        return {name.value: True}
+        return {FLAGS[name]: True}
     try:
         several = _PARSED.get(name)
         return several(value) if several else _number(name, value)

@@ -194,6 +194,7 @@ class AsBuilt:
         alone = [self.answer(module, _taken(problem, 0, [sample]), device) for sample in samples]
         yield "each sample alone", np.concatenate(alone)
         yield "after other calls", self.answer(module, problem, device)
+        yield "in evaluation mode, chosen twice", self.answer(in_mode(module, False), problem, device)
         if (restored := self._restored(module, problem, device)) is not None:
             yield "as its state dict restores it", self.answer(restored, problem, device)
         if (copied := self._copied(problem, device)) is not None:

@@ -16,6 +16,20 @@ from attention_conformance.spec.problem import Array, Problem
 torch = optional("torch")
 INPUTS = ("query", "key", "value")
 T = TypeVar("T")
+BATCHED = (
+    "key_padding_mask",
+    "valid_lens",
+    "query_segments",
+    "key_segments",
+    "query_positions",
+    "key_positions",
+    "query_starts",
+    "query_lens",
+    "gate_logits",
+)
+"""Options whose first axis is the batch."""
+OF_AXES = {"rotary_cos": 3, "rotary_sin": 3, "alibi_slopes": 2}
+"""Options whose first axis is the batch if there are so many."""
 LENGTHS = {"query_lengths": "cu_seqlens_q", "key_lengths": "cu_seqlens_k"}
 
 

@@ -161,6 +161,8 @@ def answer_of(
         return result_of(answer, extras, to_array, gradients=gradients, disturbed=(*disturbed, *drawn))
 
 
+UNFELT = "b_k"
+"""The bias that adds one number to all scores of a row, which changes no weight: some modules have the others alone."""
 CASTS: Mapping[str, Callable[[nn.Module], nn.Module]] = {
     "float64": nn.Module.double,
     "float32": nn.Module.float,
@@ -237,6 +239,7 @@ def load(module: nn.Module, places: Places, given: Tensors) -> None:
         with torch.no_grad():
             parameter.copy_(stored_at(places[path], given).reshape(parameter.shape))
     lost = sorted(n for n in given if n.startswith(("w_", "b_", "bias_")) and n not in used)
+    lost = [name for name in lost if name != UNFELT or "b_q" not in used]
     if lost:
         raise ValueError(f"the module has no parameter for {', '.join(lost)}")
 
@@ -285,6 +288,8 @@ def _gradients(
         return {}
     places = _needed(places, problem)
     leaves = _leaves(problem, module, places, given)
+    if not leaves:
+        return _of_arrays(problem, {}, places, given)
     if twice:
         directions = {name: to_tensor(array, str(output.device)) for name, array in problem.direction().items()}
         directions |= {p: x.view_as(leaves[p]) for p, x in _stored(module, places, directions).items()}
@@ -303,6 +308,8 @@ def _leaves(problem: Problem, module: nn.Module, places: Places, given: Tensors)
 def _of_arrays(problem: Problem, found: dict[str, Array], places: Places, given: Tensors) -> dict[str, Array]:
     """The gradients of leaves as those of the problem's arrays."""
     every = {**found, **named_parts({path: found[path] for path in places}, places, given)}
+    if UNFELT not in every and UNFELT in given:  # its output does not depend on what it has no place for
+        every[UNFELT] = np.zeros_like(problem.arrays()[UNFELT])
     return {name: every[name] for name in problem.needs}
 
 

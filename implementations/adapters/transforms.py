@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from attention_conformance.implementations.adapters.op_options import BATCHED, OF_AXES
 from attention_conformance.implementations.adapters.tensors import TORCH_DTYPES
 from attention_conformance.spec.problem import AUTOCAST
 
@@ -18,20 +19,6 @@ BACKEND = "eager"
 """Code is traced and guarded as for every backend, and compiled in a tenth of the time, without a C++ compiler."""
 RECOMPILATIONS = 64
 """Beyond torch's own limit of 8 a function would go on uncompiled, without a word."""
-BATCHED = (
-    "key_padding_mask",
-    "valid_lens",
-    "query_segments",
-    "key_segments",
-    "query_positions",
-    "key_positions",
-    "query_starts",
-    "query_lens",
-    "gate_logits",
-)
-"""Options whose first axis is the batch."""
-OF_AXES = {"rotary_cos": 3, "rotary_sin": 3, "alibi_slopes": 2}
-"""Options whose first axis is the batch if there are so many."""
 
 
 def through(transform: Transform, function: Called) -> Called:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from dis import opmap
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -140,11 +141,18 @@ def place_of(error: BaseException) -> str:
     """The innermost line of a candidate's own file that was running, as FILE:LINE; empty if there is none."""
     found, place = "", error.__traceback__
     while place is not None:
-        path = Path(place.tb_frame.f_code.co_filename)
-        if path.suffix == ".py" and not any(path.is_relative_to(folder) for folder in NOT_OWN):
-            found = f"{_from_here(path)}:{place.tb_lineno}"
+        file = place.tb_frame.f_code.co_filename
+        if _is_own(file):
+            found = f"{_from_here(Path(file))}:{place.tb_lineno}"
         place = place.tb_next
     return found
+
+
+@lru_cache(maxsize=4096)
+def _is_own(file: str) -> bool:
+    """Whether a file of code is the candidate's; cached, as it is looked up for each frame of each exception."""
+    path = Path(file)
+    return path.suffix == ".py" and not any(path.is_relative_to(folder) for folder in NOT_OWN)
 
 
 def _from_here(path: Path) -> Path:

@@ -16,6 +16,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always_scores import with_scores
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.functions.size_limits import (
+    FEW_CAUSAL,
     UNEQUAL,
     with_equal_lengths,
     without_unequal_lengths,
@@ -77,15 +78,17 @@ def with_premises(check: ClaimCheck, given: Premises) -> tuple[ClaimCheck, list[
 def without_broken_lengths(check: ClaimCheck) -> tuple[ClaimCheck, dict[str, str]]:
     """The check with as many queries as keys where it raises both with fewer and with more; and what is not judged.
 
-    Published code of self-attention often reads one length for all.
+    Published code of self-attention often reads one length for all, or for its triangle alone.
     """
     if Feature.CROSS not in check.claims:
         return check, {}
-    errors = [check.run(case).error for case in UNEQUAL]
-    if not all(errors):
-        return check, {}
-    why = f"not judged: with fewer and with more queries than keys it raises {errors[0]}"
-    return with_equal_lengths(check), {UNEQUAL_LENGTHS: why}
+    for flag in (False, True) if Feature.CAUSAL in check.claims else (False,):
+        errors = [check.run(case).error for case in (FEW_CAUSAL if flag else UNEQUAL)]
+        if all(errors):
+            under = " under its causal flag" if flag else ""
+            why = f"not judged: with fewer and with more queries than keys{under} it raises {errors[0]}"
+            return with_equal_lengths(check, of_causal=flag), {UNEQUAL_LENGTHS: why}
+    return check, {}
 
 
 def causal(check: ClaimCheck) -> ClaimCheck:
@@ -204,15 +207,17 @@ def changes(
     if isinstance(fitted, Unsupported):
         return
     problem = _with_small_scores(build(fitted, check.dtype).forward_only())
-    plain = rows(check, problem)
+    plain = rows(check, problem, finite=False)
     first = fitted.sizes.key_length - fitted.sizes.query_length
     keys = range(fitted.sizes.key_length)
     for key in [first + number for number in at] if plain is not None else []:
         if key not in keys:
             return
-        other = rows(check, _with_other_token(problem, key))
+        other = rows(check, _with_other_token(problem, key), finite=False)
         if plain is not None and other is not None and other.shape == plain.shape:
-            differs = np.abs(other - plain) > SAME.get(check.dtype, HALF) * (1.0 + np.abs(plain))
+            with np.errstate(invalid="ignore"):  # rows without keys, which may get anything
+                differs = np.abs(other - plain) > SAME.get(check.dtype, HALF) * (1.0 + np.abs(plain))
+            differs |= np.isfinite(other) != np.isfinite(plain)
             yield key, differs.any((*range(int(each_sample), plain.ndim - 2), -1))
 
 
@@ -225,15 +230,16 @@ def _with_small_scores(problem: Problem) -> Problem:
     return problem.with_arrays({name: (x * factor).astype(x.dtype) for name, x in arrays.items()})  # bfloat16 widens
 
 
-def rows(check: ClaimCheck, problem: Problem) -> Floats | None:
-    """The output as (..., Lq, width), if it is finite."""
+def rows(check: ClaimCheck, problem: Problem, finite: bool = True) -> Floats | None:
+    """The output as (..., Lq, width), if it is finite; or if some of it is."""
     answer = check.answer(problem)
     if answer.error:
         return None
     output = safe_call(lambda: output_of(answer)).value
     if output is None or output.ndim != problem.query.ndim or output.shape[-2] != problem.query.shape[-2]:
         return None
-    return output if np.isfinite(output).all() else None
+    numbers = np.isfinite(output)
+    return output if numbers.all() or (numbers.any() and not finite) else None
 
 
 def _with_other_token(problem: Problem, key: int) -> Problem:

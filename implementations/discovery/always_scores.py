@@ -29,7 +29,7 @@ from attention_conformance.implementations.discovery.probe import (
     Subject,
     tiny_problem,
 )
-from attention_conformance.implementations.discovery.signatures import ADAPTER
+from attention_conformance.implementations.discovery.signatures import ADAPTER, Options
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.case_options import interleaved_slopes
 from attention_conformance.spec.cases import Sharing
@@ -162,13 +162,20 @@ def _with_norms(check: ClaimCheck, premises: Premises, scores: _Scores, width: i
         if not scores.normalised(kind, check.dtype).rotated(base, pairing).fits(premises.softcap):
             continue
         if (norm := with_epsilon(kind, small)) is not None:
+            span = NormSpan.HEAD if _takes_gains(check) else NormSpan.BARE
             conventions = replace(
-                check.claims.conventions, norm_kind=norm.kind, norm_span=NormSpan.BARE, norm_default=norm.default
+                check.claims.conventions, norm_kind=norm.kind, norm_span=span, norm_default=norm.default
             )
             conventions = replace(conventions, rotary_pairing=pairing) if base else conventions
             always = replace(premises, rotary_base=base, qk_norm=True, norm_epsilon=norm.epsilon)
             return replace(check, claims=replace(check.claims, conventions=conventions)), always
     return check, premises
+
+
+def _takes_gains(check: ClaimCheck) -> bool:
+    """Whether the gains of its norms are options of its own."""
+    options = getattr(check.function, "options", None)
+    return isinstance(options, Options) and "query_norm" in options.named
 
 
 def _seen_at(check: ClaimCheck, premises: Premises, width: int, size: float, length: int = 0) -> _Scores | None:

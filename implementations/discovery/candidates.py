@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.as_documented import as_documented, has_zero_key
 from attention_conformance.implementations.discovery.causal_names import promises_causal
-from attention_conformance.implementations.discovery.documented import states_wide_scores
 from attention_conformance.implementations.discovery.functions.functions import function_candidate
 from attention_conformance.implementations.discovery.functions.inputs_first import with_inputs_first
 from attention_conformance.implementations.discovery.functions.own_gradients import with_own_gradients
@@ -21,9 +21,8 @@ from attention_conformance.implementations.discovery.targets.loading import (
     load_target,
     loaded_without,
 )
-from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
-from attention_conformance.spec.premises import Premises
+from attention_conformance.spec.premises import Premise, Premises
 
 if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.functions.backward_alone import BackwardAlone
@@ -65,15 +64,15 @@ def named(
         if torch and (error_line := safe_call(lambda: torch.zeros(1, device=device)).error):
             raise TargetError(f"device {device!r} cannot be used: {error_line}")
         implementation = wrapped(name, loaded, settings, device, premises)
+        if not isinstance(loaded, Implementation):
+            if has_zero_key(implementation, loaded, device):
+                implementation = wrapped(name, loaded, settings, device, (*premises, Premise.ZERO_ATTN))
+            implementation = as_documented(implementation, loaded, settings, device)
     except TargetError as error:
         in_relations = _in_relations(name, loaded, error, device) if in_part else None
         if in_relations is None:
             raise TargetError(f"{target}: {error}") from error
         implementation = in_relations
-    if not isinstance(loaded, Implementation) and Feature.CORE in implementation.claims and states_wide_scores(loaded):
-        wide = replace(implementation.claims, features=implementation.claims.features | {Feature.WIDE_SCORES})
-        stated = (*implementation.stated, "by its documentation its scores are in float32 (wide-scores)")
-        implementation = replace(implementation, claims=wide, stated=stated)
     without = tuple(f"loaded without {each}" for each in loaded_without(loaded))
     about = "; ".join([implementation.about, *without])
     return replace(implementation, about=about, stated=(*implementation.stated, *without))
@@ -161,6 +160,7 @@ def with_parameters(target: object) -> object:
         return target
     from attention_conformance.implementations.discovery.modules.array_modules import array_module  # imports torch
     from attention_conformance.implementations.discovery.modules.held_arrays import plain_class
+    from attention_conformance.implementations.discovery.modules.passed_weights import passed_weights
     from attention_conformance.implementations.discovery.modules.weighted import weighted_function
 
     if not isinstance(target, type):
@@ -168,7 +168,7 @@ def with_parameters(target: object) -> object:
     mirrored = array_module(target)  # before all others: those of keras may be modules of torch, too
     if mirrored is not None or issubclass(target, torch.nn.Module):
         return mirrored or target
-    return plain_class(target) or target
+    return passed_weights(target) or plain_class(target) or target
 
 
 def _class_as_function(target: object) -> Callable[..., Any] | None:
@@ -177,6 +177,8 @@ def _class_as_function(target: object) -> Callable[..., Any] | None:
         return None
     from attention_conformance.implementations.discovery.modules.array_modules import weighs_late  # imports torch
     from attention_conformance.implementations.discovery.modules.op_modules import as_function
+    from attention_conformance.implementations.discovery.modules.passed_weights import passed_weights
     from attention_conformance.implementations.discovery.shipped.shipped_planned import as_planned
 
-    return as_planned(target) or (None if weighs_late(target) else as_function(target))
+    late = weighs_late(target) or passed_weights(target) is not None
+    return as_planned(target) or (None if late else as_function(target))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable
+from functools import partial
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.spec.conventions import EmptyRow, Polarity
@@ -87,6 +89,20 @@ def states_masks_of_samples(target: object, name: str) -> bool:
     return any(map(OF_SAMPLES.search, _of_mask(target, name)))
 
 
+HEADS_IN_SAMPLES = re.compile(
+    r"\b(?:q|query|queries|k|keys?|v|values?|inputs?)\b[^()\[\]\n]{0,30}"
+    r"[(\[] ?(?:b|n|bs|bsz|batch\w*) ?[*x] ?(?:num_|n_?)?(?:h|heads?|q_heads|heads_q) ?"
+    r",[^()\[\],\n]+,[^()\[\],\n]+[)\]]",
+    re.IGNORECASE,
+)
+"""An input of three axes whose first one holds samples and heads."""
+
+
+def states_heads_in_samples(target: object) -> bool:
+    """Whether its documentation gives an input the shape (B * H, L, d)."""
+    return any(map(HEADS_IN_SAMPLES.search, documents_of(target)))
+
+
 INTEGERS = re.compile(r"\b0 ?(?:/|and|or) ?1\b|\b1 ?(?:/|and|or) ?0\b|\bint(?:s|egers?|32|64)?\b", re.IGNORECASE)
 """Words for a mask of integers."""
 
@@ -132,7 +148,7 @@ BOOLEAN_MASKS = re.compile(r"\bbool(?:ean)? (?:\w+ )?masks?\b", re.IGNORECASE)
 
 def states_booleans_alone(target: object, name: str) -> bool:
     """Whether its documentation states that a mask, or that masks, are boolean, and nowhere that one may be added."""
-    paragraphs = (each for text in _documents(target) for each in _paragraphs(text))
+    paragraphs = (each for text in documents_of(target) for each in _paragraphs(text))
     said = [*_of_mask(target, name), *filter(BOOLEAN_MASKS.search, paragraphs)]
     return any(map(OF_BOOLEANS.search, said)) and not any(map(NUMBERS.search, said))
 
@@ -161,8 +177,7 @@ ANSWERS = {
 
 def documented_empty_row(target: object) -> EmptyRow | None:
     """What it answers for a row without keys by the one sentence that states it; None where there is none such."""
-    sentences = (part for text in _documents(target) for part in re.split(r"[.;](?:\s|$)", " ".join(text.split())))
-    stated = {_answer(each) for each in sentences if WITHOUT_KEYS.search(each)}
+    stated = {_answer(each) for each in sentences_of(target) if WITHOUT_KEYS.search(each)}
     return stated.pop() if len(stated) == 1 else None
 
 
@@ -182,18 +197,37 @@ def _polarity(match: re.Match[str]) -> Polarity:
 
 def _lines(target: object, name: str) -> list[str]:
     """The paragraphs of its documentation and comments that name the mask: a line with those that go on with it."""
-    documents = _documents(target)
-    code = safe_call(lambda: inspect.getsource(target)).value or ""  # type: ignore[arg-type]
-    comments = [line.partition("#")[2] for line in code.splitlines() if "#" in line]
-    comments = [line for line in comments if not OF_OTHERS.search(line)]
+    documents = documents_of(target)
+    comments = [line for line in _comments(target) if not OF_OTHERS.search(line)]
     paragraphs = [part for text in documents for part in _paragraphs(text)]
     return [part for part in (*paragraphs, *comments) if re.search(rf"\b{re.escape(name)}\b", part)]
 
 
-def _documents(target: object) -> list[str]:
+def _comments(target: object) -> list[str]:
+    code = safe_call(lambda: inspect.getsource(target)).value or ""  # type: ignore[arg-type]
+    return [line.partition("#")[2] for line in code.splitlines() if "#" in line]
+
+
+def documents_of(target: object) -> list[str]:
     """Its own documentation, and that of what builds and calls it."""
-    owners = [target, *(getattr(target, method, None) for method in ("__init__", "forward", "__call__"))]
-    return [inspect.getdoc(owner) or "" for owner in owners if owner is not None]
+    return [inspect.getdoc(owner) or "" for owner in _owners(target)]
+
+
+def sentences_of(target: object) -> list[str]:
+    """The sentences of all that, each in one line and without marks of code."""
+    return split(documents_of(target))
+
+
+def split(texts: Iterable[str]) -> list[str]:
+    """The sentences of texts."""
+    lines = (" ".join(text.replace("`", "").split()) for text in texts)
+    return [each for line in lines for each in re.split(r"(?<!\.)[.;](?:\s|$)", line)]
+
+
+def _owners(target: object) -> list[object]:
+    """It, and what builds and calls it."""
+    own = (getattr(target, method, None) for method in ("__init__", "forward", "__call__"))
+    return [target, *(each for each in own if each is not None)]
 
 
 HEADING = re.compile(
@@ -216,18 +250,6 @@ def _paragraphs(text: str) -> list[str]:
     return parts
 
 
-OF_TORCH = re.compile(
-    r"\b(?:state[ _]?dicts?|checkpoints?|parameters|weights)\b(?:(?!\. )[^;]){0,60}\bmultiheadattention\b",
-    re.IGNORECASE,
-)
-"""Words for parameters that are those of torch.nn.MultiheadAttention."""
-
-
-def states_torchs_parameters(target: object) -> bool:
-    """Whether its documentation states that its parameters are those of torch.nn.MultiheadAttention."""
-    return any(OF_TORCH.search(" ".join(text.split())) for text in _documents(target))
-
-
 OF_SOFTMAX = re.compile(r"\bsoftmax (?:of|over|on) (?:the |all )?(?:attention )?(?:scores?|logits?)\b", re.IGNORECASE)
 """Words for a softmax, which may be in float32 where its scores are not."""
 WIDE_SCORES = re.compile(
@@ -238,8 +260,24 @@ WIDE_SCORES = re.compile(
 
 
 def states_wide_scores(target: object) -> bool:
-    """Whether its documentation states that scores are in float32."""
-    return any(WIDE_SCORES.search(OF_SOFTMAX.sub("softmax", text)) for text in _documents(target))
+    """Whether its documentation states that scores are in float32, and not that an option makes them so."""
+    return any(WIDE_SCORES.search(OF_SOFTMAX.sub("softmax", part)) for part in unconditional(target))
+
+
+def unconditional(target: object) -> list[str]:
+    """The paragraphs of its documentation that are about no parameter, and state no condition on one."""
+    names = "|".join(map(re.escape, _parameters(target))) or r"(?!)"
+    entry = rf"\W*(?:{names})\b`*(?: ?\([^)]*\))? ?:"
+    condition = re.compile(rf"\b(?:if|when|with|where|unless) `*(?:{names})\b", re.IGNORECASE)
+    parts = (part for text in documents_of(target) for part in re.split(rf"\n\s*\n|\n(?={entry})", text))
+    return [part for part in parts if not re.match(entry, part) and not condition.search(part)]
+
+
+def _parameters(target: object) -> list[str]:
+    """The names of the parameters of it, and of what builds and calls it, but for masks."""
+    signatures = (safe_call(partial(inspect.signature, owner)).value for owner in _owners(target))  # type: ignore[arg-type]
+    names = {name for each in signatures if each is not None for name in each.parameters}
+    return sorted(name for name in names if "mask" not in name and len(name) > 1)
 
 
 IMAGES_FIRST = re.compile(
@@ -252,7 +290,7 @@ IMAGES_FIRST = re.compile(
 
 def states_images_first(target: object) -> bool:
     """Whether its documentation states that the windows of one image come one after another."""
-    return any(IMAGES_FIRST.search(text) for text in _documents(target))
+    return any(IMAGES_FIRST.search(text) for text in documents_of(target))
 
 
 ONE_LENGTH = re.compile(
@@ -271,11 +309,17 @@ OF_HEADS = re.compile(
 
 def states_one_length(target: object) -> bool:
     """Whether its documentation gives queries and keys one length, by words or by the axes of their shapes."""
-    for text in _documents(target):
+    for text in documents_of(target):
         query, key = (_axes(text, names) for names in ("q|query|queries", "k|key|keys"))
         if ONE_LENGTH.search(text) or (len(query) > 1 and query == key):
             return True
     return False
+
+
+def states_two_lengths(target: object) -> bool:
+    """Whether its documentation gives queries and keys other axes, but for those of heads."""
+    shapes = ([_axes(text, names) for names in ("q|query|queries", "k|key|keys")] for text in documents_of(target))
+    return any(query and key and query != key for query, key in shapes)
 
 
 def _axes(text: str, names: str) -> set[str]:
@@ -283,27 +327,6 @@ def _axes(text: str, names: str) -> set[str]:
     found = re.search(rf"\b(?i:{names})\b(?:[^()\n]{{0,40}}\bshape)?\W{{0,4}}\(([^()]*,[^()]*)\)", text)
     axes = {axis.strip() for axis in found[1].split(",")} if found else set()
     return {axis for axis in axes if not OF_HEADS.fullmatch(axis)}
-
-
-OWN_COUNTED = re.compile(
-    r"\bitself and (?:the |its )?(?:\w+ )??[\w.]+ ?(?:-|minus) ?(?:1|one)\b"
-    r"|\b(?:tokens?|keys|positions) in (?:all|total)\b|\bitself included\b"
-    r"|\bincluding (?:itself|the (?:token|query|position|current \w+) itself|its own)\b",
-    re.IGNORECASE,
-)
-OWN_NOT_COUNTED = re.compile(r"\b(?:besides|in addition to|plus|next to) itself\b", re.IGNORECASE)
-"""Words for a window that counts the query's own key, and for one of the keys before it alone."""
-
-
-def states_own_counted(target: object) -> bool | None:
-    """Whether a window counts the query's own key by its documentation; None where that states neither, or both.
-
-    Only sentences that name a window are read: others count tokens, too.
-    """
-    sentences = (each for text in _documents(target) for each in re.split(r"[.;]\s|\n\s*\n", text))
-    named = [each for each in sentences if "window" in each.lower()]
-    counted, not_counted = (any(map(words.search, named)) for words in (OWN_COUNTED, OWN_NOT_COUNTED))
-    return None if counted is not_counted else counted
 
 
 NORM, ROTATION = r"\b(?:qk[- ]?)?(?:rms)?norm\w*\b", r"\b(?:rotar\w+|rotat\w+|rope|turned)\b"
@@ -316,7 +339,7 @@ OF_NORMS_FIRST = re.compile(r"^(?:qwen3|gemma3)", re.IGNORECASE)
 
 def states_norms_first(target: object) -> bool | None:
     """Whether norms come before rotations by its name or documentation; None where these state neither, or both."""
-    documents = [" ".join(text.split()) for text in _documents(target)]
+    documents = [" ".join(text.split()) for text in documents_of(target)]
     first, last = (any(map(words.search, documents)) for words in (NORMS_FIRST, ROTATIONS_FIRST))
     if first is not last:
         return first

@@ -1,16 +1,25 @@
 """Modes: what a function or module of torch goes through whoever wrote it, and what a published interface promises."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
 from attention_conformance.implementations.adapters.modes import Modes, Run
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
-from attention_conformance.spec.cases import Case, Layout
+from attention_conformance.spec.cases import Case, Layout, Padding
 from attention_conformance.spec.features import Feature
 
 STRIDED = tuple(replace(PLAIN, layout=layout) for layout in (Layout.TRANSPOSED, Layout.SLICED, Layout.OFFSET))
+
+KINDS = {Feature.CORE: Case(), Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
+"""The plain case, and masks."""
+OTHERS = {
+    Feature.KEY_PADDING: replace(PLAIN, padding=Padding.RIGHT),
+    Feature.VALID_LENS: replace(PLAIN, padding=Padding.LENGTHS),
+    Feature.CAUSAL: replace(PLAIN, causal=True),
+}
+"""What else hides keys: by indices, perhaps, which vmap knows nothing of."""
 
 
 def promised_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, list[str]]:
@@ -31,7 +40,8 @@ def function_modes(modes: Callable[..., Modes], check: ClaimCheck) -> Modes:
         modes: `op_modes` of the function, without those that are wanted.
         check: its claims.
     """
-    kept = _without_raising(modes(Feature.AUTOCAST, Feature.VMAP), partial(_any_error, check))[0]
+    kept = _without_raising(modes(Feature.AUTOCAST), partial(_any_error, check))[0]
+    kept |= _without_raising(modes(Feature.VMAP), partial(_any_error, check, kinds={**KINDS, **OTHERS}))[0]
     logs = {Feature.LOG_SUM_EXP, Feature.GRADIENTS} <= check.claims.features
     wanted = modes(Feature.LOG_SUM_EXP_GRADIENT) if logs else {}
     return kept | _without_raising(wanted, partial(check.error_of, gradients=True))[0]
@@ -58,9 +68,8 @@ def own_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, li
     return claimed | _without_raising(modes(Feature.AUTOCAST), error_of)[0], notes
 
 
-def _any_error(check: ClaimCheck, run: Run) -> str:
+def _any_error(check: ClaimCheck, run: Run, kinds: Mapping[Feature, Case] = KINDS) -> str:
     """What it raises in a plain call, with gradients, of small odd sizes, or with a mask; each where it is claimed."""
-    kinds = {Feature.CORE: Case(), Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
     cases = [case for feature, case in kinds.items() if feature in check.claims]
     gradients = Feature.GRADIENTS in check.claims
     errors = (check.error_of(run, case) for case in cases)

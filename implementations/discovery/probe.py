@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.api.safe_call import answer, safe_call
 from attention_conformance.spec.cases import MaskShape, Sharing
 from attention_conformance.spec.conventions import AlibiRule, Conventions, SinusoidOrder
 from attention_conformance.spec.features import NOTHING, Extension, Scope
@@ -237,11 +237,8 @@ class Subject:
 
     def reply(self, problem: Problem) -> Reply:
         """The answer to a copy of the problem."""
-        outcome = safe_call(lambda: self.run(problem.fresh(), self.device))
-        answer: object = outcome.value
-        if isinstance(answer, Result):
-            return Reply(_copied(answer))
-        return Reply(error=outcome.error or f"it returned {type(answer).__name__}")
+        outcome = safe_call(lambda: answer(self.run, problem.fresh(), self.device))
+        return Reply(error=outcome.error) if outcome.value is None else Reply(_copied(outcome.value))
 
     def weights(self, setup: Setup = PLAIN_SETUP) -> ObservedWeights:
         """The weights that the answer to a setup reveals."""
@@ -305,21 +302,26 @@ def spans(numbers: Any) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs) or "none"
 
 
-def parts_of(answer: Any) -> tuple[Any, ...]:
+def parts_of(answered: Any) -> tuple[Any, ...]:
     """The parts of an answer: of a tuple, a list, a dictionary or an object of fields; or it alone."""
-    if isinstance(answer, tuple | list):
-        return tuple(answer)
-    if isinstance(answer, Mapping):
-        return tuple(answer.values())
-    if is_dataclass(answer) and not isinstance(answer, type):
-        return tuple(getattr(answer, each.name) for each in fields(answer))
-    return (answer,)
+    if isinstance(answered, tuple | list):
+        return tuple(answered)
+    if isinstance(answered, Mapping):
+        return tuple(answered.values())
+    if is_dataclass(answered) and not isinstance(answered, type):
+        return tuple(getattr(answered, each.name) for each in fields(answered))
+    return (answered,)
 
 
-def first_part(answer: Any) -> Any:
+def shape_of(array: object) -> tuple[int, ...]:
+    """Its shape; empty for what has none, or cannot give it."""
+    return safe_call(lambda: tuple(getattr(array, "shape", ()))).value or ()
+
+
+def first_part(answered: Any) -> Any:
     """The output in an answer that may have more parts."""
-    parts = parts_of(answer)
-    return parts[0] if parts else answer
+    parts = parts_of(answered)
+    return parts[0] if parts else answered
 
 
 NO_ANSWER = object()

@@ -224,15 +224,15 @@ def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | N
     by_sample = fitted.padding in EMPTY_SAMPLES
     sample, at = (-1, 0) if by_sample else (slice(None), number)
     seen = [] if equal is None else [equal[sample, ..., each, :] for each in (at, -1)]  # the last one sees every key
-    level = rows(check, alike.with_arrays(_levelled(alike)))
+    level = rows(check, alike.with_arrays(levelled(alike)))
     seen += [] if level is None else [level[sample, ..., -1, :]]
     return EmptyRow.UNIFORM if any(near(row, each, check.dtype) for each in seen) else None
 
 
-def _levelled(problem: Problem) -> dict[str, Array]:
+def levelled(problem: Problem) -> dict[str, Array]:
     """The values, each in place of which is their mean: whatever weighs them, as positions may, gives that."""
     arrays = problem.arrays()
     name = next(each for each in ("value", "key", "query") if each in arrays)
     whole = arrays[name]
     mean = whole.astype(np.float64).mean(-2, keepdims=True) if whole.shape[-2] else whole
-    return {name: np.ascontiguousarray(np.broadcast_to(mean, whole.shape).astype(whole.dtype))}
+    return {name: np.broadcast_to(mean, whole.shape).astype(whole.dtype, order="C")}

@@ -273,14 +273,14 @@ class Options:
         ]
 
     def implying(self, premises: Premises) -> Options:
-        """The same without the options that premises make needless."""
-        implied = {name for name, entry in OPTIONS.items() if any(map(premises.implies, entry.features))}
+        """The same without the options that premises make needless; gains are given wherever they are taken."""
+        implied = {n for n, each in OPTIONS.items() if any(map(premises.implies, each.features))}
+        implied -= {*self.named.spelled} & {"query_norm"}
         return replace(self, implied=frozenset(implied | {PARTNERS[name] for name in implied & PARTNERS.keys()}))
 
     def with_masks_as(self, option: str) -> Options:
         """The same, in which the parameter of attention masks is that of another option alone."""
-        masks = ("bool_mask", "float_mask")
-        rest = {known: name for known, name in self.spelled.items() if known not in masks}
+        rest = {known: name for known, name in self.spelled.items() if known not in ("bool_mask", "float_mask")}
         return replace(self, spelled={**rest, option: self.spelled["bool_mask"]})
 
     def for_both(self, option: str) -> bool:
@@ -369,7 +369,7 @@ def known_names(signature: inspect.Signature) -> Mapping[str, str]:
     named = [p for p in signature.parameters.values() if p.kind in _NAMED]
     if any(p.name in (*MASK_NAMES, "attn_mask", "key_padding_mask") for p in named):
         return KNOWN_NAMES
-    masks = [p.name for p in named if is_open_mask(p.name) and not isinstance(p.default, bool)]
+    masks = [p.name for p in named if is_open_mask(p.name) and not isinstance(p.default, int | float | str)]
     return {**KNOWN_NAMES, masks[0]: "bool_mask"} if len(masks) == 1 else KNOWN_NAMES
 
 

@@ -44,6 +44,7 @@ MASK_NAMES = (
 PADDING_NAMES = ("src_key_padding_mask", "tgt_key_padding_mask", "memory_key_padding_mask")
 """Names of masks of keys in torch's layers of transformers, where there is another mask."""
 MASK_WORDS = {
+    *("token", "tokens"),
     *("mask", "masks", "attn", "att", "atten", "attention", "self", "cross", "pad", "padding", "padded", "valid"),
     *(
         "k",
@@ -62,9 +63,11 @@ MASK_WORDS = {
         "cond",
     ),
     *("decoder", "dec", "target", "tgt", "x", "input", "inputs", "seq", "sequence", "node", "atom", "residue", "patch"),
-    *("causal", "sliding", "window", "additive", "extended", "float", "bool", "boolean"),
+    *("causal", "ltor", "sliding", "window", "additive", "extended", "float", "bool", "boolean"),
 }
 """Words that other names of such masks consist of."""
+NAMES_OF_PADDING = ("pad", "padding", "padded", "is_pad", "is_padding", "key_padding", "key_pad", "src_padding")
+"""Names of masks of padded keys that lack the word."""
 LENGTH_NAMES = (
     *("lengths", "lens", "seq_lens", "seq_lengths", "sequence_lengths", "key_lengths", "key_lens", "kv_lengths"),
     *("kv_lens", "key_seq_lengths", "kv_seq_lengths", "key_value_seq_lengths", "input_lengths", "src_lengths"),
@@ -99,7 +102,8 @@ KNOWN_NAMES: Mapping[str, str] = {name: option for option, entry in OPTIONS.item
 def is_open_mask(name: str) -> bool:
     """Whether a mask of this name hides keys, and states neither its form nor what True means in it."""
     words = {*name.lower().split("_")}
-    return name in MASK_NAMES or (name not in KNOWN_NAMES and bool(words & {"mask", "masks"}) and words <= MASK_WORDS)
+    of_mask = bool(words & {"mask", "masks"}) and words <= MASK_WORDS
+    return name in MASK_NAMES or (name not in KNOWN_NAMES and (of_mask or name.lower() in NAMES_OF_PADDING))
 
 
 PARTNERS = {

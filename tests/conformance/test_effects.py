@@ -24,8 +24,10 @@ VARIED = (
     Case(seed=95, causal=True, padding=Padding.RIGHT).sized(query_length=7),
     Case(seed=96, scale=0.3, mask=MaskKind.INFINITE, mask_shape=MaskShape.SHARED),
 )
-MASK_AND_FLAG = Case(seed=97, mask=MaskKind.FLOAT, causal=True).sized(query_length=7)
-"""Which some refuse, and others add up in the caller's mask."""
+MASKS_AND_FLAG = tuple(
+    Case(seed=97, mask=kind, causal=True).sized(query_length=7) for kind in (MaskKind.FLOAT, MaskKind.BOOL)
+)
+"""Which some refuse, and others put together in the caller's mask."""
 EXTENDED = (
     Case(seed=191).extended(rotary_base=100.0),
     Case(seed=192).extended(alibi=True),
@@ -56,7 +58,7 @@ def test_inputs(judge: Judge) -> None:
     for case in judge.cases(*VARIED, *EXTENDED):
         for problem in judge.problems(case):
             _assert_undisturbed(judge, case, problem)
-    for case in judge.cases(MASK_AND_FLAG):
+    for case in judge.cases(*MASKS_AND_FLAG):
         with suppress(CandidateError):
             judge.run(judge.problem(case))
             _assert_undisturbed(judge, case, judge.problem(case))

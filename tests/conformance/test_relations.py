@@ -42,6 +42,7 @@ ALTERNATIVES = (
     Case(seed=122, scale=0.3, score_std=3.0),
     Case(seed=123, score_std=3.0).sized(query_length=33, key_length=65),
     Case(seed=124, mask=MaskKind.BOOL, padding=Padding.RIGHT),
+    Case(seed=125).sized(batch=1, num_heads=1),
     Case(seed=125, mask=MaskKind.FLOAT, padding=Padding.LEFT),
     Case(seed=128, mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS),
     Case(seed=130, mask=MaskKind.BOOL, mask_shape=MaskShape.SAMPLE).sized(batch=3, num_heads=2),

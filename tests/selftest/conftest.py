@@ -1,9 +1,12 @@
 """Fixtures of the suite's own tests, and lines at the end on those that were not run: a row of dots shows none."""
 
+import sys
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-import torch._dynamo
+from _pytest import pytester as sessions_of_pytest
 
 from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.tests.selftest.discovery.making import make
@@ -13,8 +16,7 @@ from attention_conformance.tests.selftest.thorough import OPTION, postpone, thor
 __all__ = ["make", "sessions"]
 
 OWN = "tests/selftest/"
-LOADED = (torch._dynamo,)
-"""Sessions of pytest in this process drop the modules that they import, and torch registers this one only once."""
+Snapshot = sessions_of_pytest.SysModulesSnapshot
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,6 +28,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.import_plugin("pytester")  # which `sessions` needs
     config.addinivalue_line("markers", f"{thorough.name}: repeats what others show; run with {OPTION}")
     compute_on_one_thread()
+    sessions_of_pytest.SysModulesSnapshot = _without_libraries  # type: ignore[assignment, misc]
+
+
+def _without_libraries(preserve: Callable[[str], bool] | None = None) -> Snapshot:
+    """Sessions in this process drop what they import, but no libraries: torch and JAX register things only once."""
+    return Snapshot(lambda name: _is_library(name) or (preserve is not None and preserve(name)))
+
+
+def _is_library(name: str) -> bool:
+    file = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
+    return "site-packages" in Path(file or "").parts
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,6 +15,7 @@ from attention_conformance.implementations.discovery.claim_checks import PLAIN, 
 from attention_conformance.implementations.discovery.documented import as_written
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
+from attention_conformance.implementations.discovery.probe import first_part, shape_of
 from attention_conformance.implementations.discovery.signatures import signature_of
 
 OF_BLOCKS = {"block", "tile", "chunk", "bucket"}
@@ -87,9 +88,7 @@ def _others() -> Iterator[Any]:
 
 def _answers(function: Callable[..., Any], x: Any) -> bool:
     """Whether its answer has the shape of its inputs."""
-    answer = safe_call(partial(function, x, x, x)).value
-    first = answer[0] if isinstance(answer, tuple | list) and answer else answer
-    return tuple(getattr(first, "shape", ())) == tuple(x.shape)
+    return shape_of(first_part(safe_call(partial(function, x, x, x)).value)) == tuple(x.shape)
 
 
 def in_small_blocks(check: ClaimCheck, function: Callable[..., Any]) -> dict[str, RenamedCall]:

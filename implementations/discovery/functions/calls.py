@@ -18,6 +18,7 @@ from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.adapters.tensors import to_tensor
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PROBED
+from attention_conformance.implementations.discovery.documented import as_written, states_heads_in_samples
 from attention_conformance.implementations.discovery.modules.constructor_names import Size, size_of
 from attention_conformance.implementations.discovery.probe import HALF, Floats, first_part, near, spans
 from attention_conformance.implementations.discovery.signatures import (
@@ -55,7 +56,8 @@ class FunctionCall:
         keyword: whether they are given by keyword.
         axes, output: of the inputs and of the output, in the letters of (B, H, L, D); N stands for B and H in one, E
             for H and D.
-        heads: its parameter for the number of heads, where E stands for both.
+        heads: its parameter for the number of heads, where E or N stands for two axes.
+        packed: whether heads lie in E, side by side.
         widths: its parameters for the width of a head.
         extent, dtype: of all axes, and of the numbers, in the calls that showed it.
         always: what it is given in every call, by its own names.
@@ -74,6 +76,7 @@ class FunctionCall:
     evidence: Mapping[str, str] = field(default_factory=dict)
     widths: tuple[str, ...] = ()
     dtype: str = PROBED[0]
+    packed: bool = False
 
 
 def find_call(function: Callable[..., Any], device: str, kinds: Iterable[str] = KINDS) -> FunctionCall:
@@ -85,6 +88,7 @@ def find_call(function: Callable[..., Any], device: str, kinds: Iterable[str] = 
     signature = signature_of(function)
     inputs, keyword = call_inputs(signature)
     heads = next((name for name in HEAD_COUNTS if name in signature.parameters and name not in inputs), "")
+    packed = bool(heads) and not states_heads_in_samples(as_written(function))
     needed = [p.name for p in signature.parameters.values() if required(p) and p.name not in (*inputs, heads)]
     widths = tuple(name for name in needed if size_of(name) is Size.HEAD_WIDTH or name == "d_model")
     why, unsure = "", None
@@ -93,7 +97,8 @@ def find_call(function: Callable[..., Any], device: str, kinds: Iterable[str] = 
     for dtype, always, rank, extent, framework in product(PROBED, alternatives, ranks, EXTENTS, kinds):
         if unsure is not None and dtype != unsure.dtype:
             break
-        call = FunctionCall(framework, inputs, keyword, heads, extent, always, widths=widths, dtype=dtype)
+        call = FunctionCall(framework, inputs, keyword, heads, extent, always, widths=widths, packed=packed)
+        call = replace(call, dtype=dtype)
         try:
             observed = _observed_call(Attempt(function, call, rank, device))
         except TargetError as error:
@@ -161,7 +166,7 @@ class Attempt:
         """
         given = [self._native(array, requires_grad) for array in arrays]
         options = {**self.call.always, **({self.call.heads: 2} if self.call.heads else {})}
-        options |= dict.fromkeys(self.call.widths, self.call.extent // (2 if self.call.heads else 1))
+        options |= dict.fromkeys(self.call.widths, self.call.extent // (2 if self.call.packed else 1))
         if self.call.keyword:
             options |= dict(zip(self.call.inputs, given, strict=True))
             given = []
@@ -256,7 +261,7 @@ def _read(attempt: Attempt, arrays: list[Floats], plain: Floats, changed: Change
     readings = [
         (query, key, value, letters)
         for query, key, value in permutations(range(3))
-        if linear == [value] and (letters := _letters(changed[query], changed[key], changed[value], bool(call.heads)))
+        if linear == [value] and (letters := _letters(changed[query], changed[key], changed[value], call.packed))
     ]
     if len(readings) == 1:
         query, key, value, (axes, output) = readings[0]
@@ -267,7 +272,7 @@ def _read(attempt: Attempt, arrays: list[Floats], plain: Floats, changed: Change
         }
     else:
         query, key, value = _by_names(names)
-        axes = output = _axes_by_value(changed[value], bool(call.heads))
+        axes = output = _axes_by_value(changed[value], call.packed)
         evidence = {UNSURE: _why_unsure(names, linear, changed, axes)}
     roles = {query: "query", key: "key", value: "value"}
     kind = KINDS[call.framework]

@@ -1,4 +1,4 @@
-"""Dropout that a function takes as a layer, or as a rate under a name of its own."""
+"""Dropout that a function takes as a layer, as a rate under a name of its own, or next to a mode of its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
+from attention_conformance.implementations.discovery.probe import first_part
 from attention_conformance.implementations.discovery.signatures import required, signature_of
 from attention_conformance.spec.optional import optional
 
@@ -16,49 +17,57 @@ torch = optional("torch")
 RATE = 0.5
 SIZE = (2, 3, 16, 4)
 """In each layout such inputs have several samples, heads and tokens, and so many weights that some are dropped."""
+OF_EVALUATION = ("deterministic", "inference", "is_inference", "evaluation", "eval", "eval_mode", "is_eval")
+MODES = {
+    **dict.fromkeys(("training", "train", "is_training", "is_train", "train_mode"), True),
+    **dict.fromkeys(OF_EVALUATION, False),
+}
+"""Names of flags of a mode, with what they are in training."""
 
 
 @dataclass(frozen=True)
 class DropoutForm:
-    """A function as one of `dropout_p`, and of `training` where it takes a layer, which has the two modes.
+    """A function as one of `dropout_p`, and of `training` where it has a mode or takes a layer, which has one.
 
     Attributes:
         function: it.
         own: its parameter.
         layer: whether that is given a layer, and not its rate.
+        mode: its own flag of a mode; empty for none.
     """
 
     function: Callable[..., Any]
     own: str
     layer: bool
+    mode: str
 
     @property
     def __signature__(self) -> inspect.Signature:
-        parameters = signature_of(self.function).parameters.values()
-        renamed = [p.replace(name="dropout_p", default=0.0) if p.name == self.own else p for p in parameters]
-        if not self.layer or self._has_mode:
-            return inspect.Signature(renamed)
+        parameters = [self._renamed(each) for each in signature_of(self.function).parameters.values()]
+        if self.mode or not self.layer:
+            return inspect.Signature(parameters)
         mode = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY, default=True)
-        at = len(renamed) - sum(p.kind is p.VAR_KEYWORD for p in renamed)
-        return inspect.Signature([*renamed[:at], mode, *renamed[at:]])
+        at = len(parameters) - sum(p.kind is p.VAR_KEYWORD for p in parameters)
+        return inspect.Signature([*parameters[:at], mode, *parameters[at:]])
 
-    @property
-    def _has_mode(self) -> bool:
-        """Whether the function has a mode of its own, next to that of the layer."""
-        return "training" in signature_of(self.function).parameters
+    def _renamed(self, parameter: inspect.Parameter) -> inspect.Parameter:
+        if parameter.name == self.own:
+            return parameter.replace(name="dropout_p", default=0.0)
+        return parameter.replace(name="training") if parameter.name == self.mode else parameter
 
     @property
     def about(self) -> str:
         """For a note."""
-        return f"its {self.own!r} is given {'a layer of dropout' if self.layer else 'the rate of dropout'}"
+        rate = f"its {self.own!r} is given {'a layer of dropout' if self.layer else 'the rate of dropout'}"
+        plain = self.mode in ("", "training")
+        return rate if plain else f"{rate}, and its {self.mode!r} is {MODES[self.mode]} in training"
 
-    def __call__(self, *inputs: Any, dropout_p: float = 0.0, **options: Any) -> Any:
+    def __call__(self, *inputs: Any, dropout_p: float = 0.0, training: bool = True, **options: Any) -> Any:
         """The function's answer."""
+        if self.mode:
+            options[self.mode] = training is MODES[self.mode]
         if not self.layer:
             return self.function(*inputs, **options, **{self.own: dropout_p})
-        training = options.get("training", True)
-        if not self._has_mode:
-            options.pop("training", None)
         if not dropout_p:
             return self.function(*inputs, **options)
         layer = torch.nn.Dropout(dropout_p).train(training)
@@ -66,13 +75,21 @@ class DropoutForm:
 
 
 def with_dropout_form(function: Callable[..., Any]) -> DropoutForm | None:
-    """The function, where its one parameter of dropout has another name or takes a layer; None for any other."""
+    """The function, where its parameter or mode of dropout has another name, or takes a layer; None for any other."""
     parameters = signature_of(function).parameters
     named = [p for p in parameters.values() if "drop" in p.name.lower() and not p.name.lower().endswith("mask")]
-    if len(named) != 1 or named[0].name == "dropout_p" or required(named[0]) or not _may_drop(named[0].default):
+    if len(named) != 1 or required(named[0]) or not _may_drop(named[0].default):
         return None
-    forms = (DropoutForm(function, named[0].name, layer) for layer in (False, True))
+    mode = next((p.name for p in parameters.values() if p.name in MODES and not required(p) and _is_mode(p)), "")
+    if named[0].name == "dropout_p" and mode in ("", "training"):
+        return None
+    forms = (DropoutForm(function, named[0].name, layer, mode) for layer in (False, True))
     return next((form for form in forms if _drops(form)), None)
+
+
+def _is_mode(parameter: inspect.Parameter) -> bool:
+    """Whether it is no choice of a deterministic backward pass, which is none by default."""
+    return parameter.name != "deterministic" or parameter.default is not False
 
 
 def _may_drop(default: object) -> bool:
@@ -81,20 +98,24 @@ def _may_drop(default: object) -> bool:
 
 def _drops(form: DropoutForm) -> bool:
     """Whether the same call gives other answers each time with dropout, and the same without."""
-    plain = [_answer(form, 0.0, seed) for seed in (1, 2)]
-    dropped = [_answer(form, RATE, seed) for seed in (1, 2)]
+    return any(_drops_in(form, SIZE[axis:]) for axis in range(3))
+
+
+def _drops_in(form: DropoutForm, size: tuple[int, ...]) -> bool:
+    plain = [_answer(form, size, 0.0, seed) for seed in (1, 2)]
+    dropped = [_answer(form, size, RATE, seed) for seed in (1, 2)]
     if any(each.error for each in (*plain, *dropped)):
         return False
     return _same(*plain) and not _same(*dropped)
 
 
-def _answer(form: DropoutForm, rate: float, seed: int) -> CallOutcome[Any]:
-    inputs = torch.randn(3, *SIZE, generator=torch.Generator().manual_seed(5))
+def _answer(form: DropoutForm, size: tuple[int, ...], rate: float, seed: int) -> CallOutcome[Any]:
+    inputs = torch.randn(3, *size, generator=torch.Generator().manual_seed(5))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return safe_call(partial(form, *inputs, dropout_p=rate))
 
 
 def _same(one: CallOutcome[Any], other: CallOutcome[Any]) -> bool:
-    first, second = (each.value[0] if isinstance(each.value, tuple | list) else each.value for each in (one, other))
+    first, second = (first_part(each.value) for each in (one, other))
     return bool(torch.equal(first, second)) if isinstance(first, torch.Tensor) else first is second

@@ -40,6 +40,7 @@ from attention_conformance.implementations.discovery.extras import (
     returns_scores,
 )
 from attention_conformance.implementations.discovery.functions.block_sizes import in_small_blocks
+from attention_conformance.implementations.discovery.functions.bucket_tables import with_bucket_table
 from attention_conformance.implementations.discovery.functions.dropout_forms import with_dropout_form
 from attention_conformance.implementations.discovery.functions.function_calls import (
     JAX,
@@ -76,14 +77,16 @@ from attention_conformance.implementations.discovery.functions.one_key_head impo
     with_key_heads,
 )
 from attention_conformance.implementations.discovery.functions.one_length import without_other_lengths
+from attention_conformance.implementations.discovery.functions.one_sample import OneSample, of_one_sample
 from attention_conformance.implementations.discovery.functions.served import Served
-from attention_conformance.implementations.discovery.functions.size_limits import with_size_limits
+from attention_conformance.implementations.discovery.functions.size_limits import fit_few_heads, with_size_limits
 from attention_conformance.implementations.discovery.functions.suited import suited_in_size
 from attention_conformance.implementations.discovery.functions.table_forms import (
     with_narrow_tables,
     with_slopes_of_samples,
     with_table_form,
 )
+from attention_conformance.implementations.discovery.functions.three_axes import with_three_axes
 from attention_conformance.implementations.discovery.functions.unknown_options import unknown_options
 from attention_conformance.implementations.discovery.grouped_masks import without_masks_of_heads
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
@@ -100,11 +103,7 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
 )
 from attention_conformance.implementations.discovery.shipped.shipped import ShippedCall, as_shipped, with_cache
 from attention_conformance.implementations.discovery.shipped.shipped_others import ONE_NUMBER, interfaces, why_missing
-from attention_conformance.implementations.discovery.signatures import (
-    signature_of,
-    stated_dtype,
-    window_names,
-)
+from attention_conformance.implementations.discovery.signatures import signature_of, stated_dtype, window_names
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, is_open_mask
@@ -148,7 +147,8 @@ def function_candidate(
 
     if (serving := _serving_candidate(name, function, settings, device, premises)) is not None:
         return serving
-    if (needed := with_dropout_form(function) or with_what_is_needed(function)) is not None:
+    needed = with_dropout_form(function) or with_bucket_table(function) or with_what_is_needed(function)
+    if needed is not None:
         made = function_candidate(name, needed, settings, device, premises)
         return replace(made, about=f"{made.about}; {needed.about}", stated=(*made.stated, needed.about))
     function = with_plain_output(function, device)
@@ -161,6 +161,8 @@ def function_candidate(
         laid = laid or next((each for each in of_keys if each is not None and answers_uneven(each, device)), None)
         together = (_laid_out_candidate(name, each, settings, device, premises) for each in of_one_input(function))
         laid = laid or next((each for each in together if each is not None), None)
+        samples = (_made(name, each, settings, device, premises) for each in of_one_sample(function))
+        laid = laid or next((each for each in samples if each and not attends_elsewhere(each, device)), None)
         laid = laid or _serving_candidate(name, function, settings, device, premises, by_name=False)
         if laid is None:
             raise
@@ -225,18 +227,16 @@ def _laid_out_candidate(
     from attention_conformance.implementations.discovery.functions.laid_out import laid_out
 
     try:
-        adapted = laid_out(function, device)
+        forms = laid_out(function, device).forms
     except TargetError:
         return None
-    made = _made(name, adapted, settings, device, premises)
-    if made is None or not isinstance(function, OneInput):
-        return made
-    return replace(made, about=f"{made.about}; {function.about}")
+    several = (each for form in forms if (each := _made(name, form, settings, device, premises)))
+    return max(several, key=lambda each: len(each.claims.features), default=None)
 
 
 def _made(
     name: str,
-    adapted: LaidOut | OneKeyHead | TransposedKeys | Served,
+    adapted: LaidOut | OneKeyHead | TransposedKeys | OneSample | Served,
     settings: Mapping[str, str],
     device: str,
     premises: Premises,
@@ -245,6 +245,8 @@ def _made(
         made = _usual_candidate(name, adapted, settings, device, premises)
     except TargetError:
         return None
+    if getattr(getattr(adapted, "call", None), "axes", "") == "LD":
+        made = replace(made, claims=replace(made.claims, fit=partial(fit_few_heads, made.claims.fit)))
     return replace(made, about="; ".join(note for note in (made.about, adapted.about) if note))
 
 
@@ -286,8 +288,9 @@ def _usual_candidate(
     check, ignored = without_ignored(check, options, function)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *flag, *lengths, *ignored]
-    promised = published_flag and not chooses_corner(whole)
-    if not interface and not promised and "causal-alignment" not in settings:
+    free = chooses_corner(whole)
+    promised = {PUBLISHED_FLAG, "attn_mask"} & {*options.spelled.values()} and not free
+    if not interface and not (published_flag and promised) and "causal-alignment" not in settings:
         check = corner_as_seen(check)
     names = [] if interface else window_names(signature_of(function))
     check, windows = with_number_windows(check, names)
@@ -307,7 +310,7 @@ def _usual_candidate(
     check = nan_of_length_0_as_seen(check) if interface and not any("row" in key for key in settings) else check
     check, always = with_premises(check, premises)
     published = {PUBLISHED_FLAG, "attn_mask"} & {*options.spelled.values()}
-    check, broken = (check, {}) if published or interface else without_broken_lengths(check)
+    check, broken = (check, {}) if promised or interface else without_broken_lengths(check)
     if not any("row" in key for key in settings):
         check = empty_rows_of_window(check)
     check, tables = with_table_form(check, options.spelled, settings)
@@ -345,8 +348,7 @@ def _usual_candidate(
         return with_cache(made, shipped)
     judged = replace(check, claims=claims)
     own = check.function.options if isinstance(check.function, RenamedCall) else options
-    whole = getattr(function, "function", function)
-    findings = broken | windows | mask_findings(whole, own, judged)
+    findings = broken | windows | mask_findings(getattr(function, "function", function), own, judged)
     findings = unknown_options(check, function, {*names, *findings}) | findings
     return replace(made, findings=findings, as_seen=masks_as_seen(own, judged))
 
@@ -356,13 +358,12 @@ def _implementation(
 ) -> Implementation:
     assert isinstance(check.function, RenamedCall)
     positions, names = tuple(e.position for e in extras), tuple(e.name for e in extras)
-    whole = check.function.function
-    written = as_written(whole)
+    written = as_written(whole := check.function.function)
     how: dict[str, Any] = {"extras": names, "polarity": claims.conventions.bool_mask}
     make = partial(kind.maker, **how)
     chosen = Chosen(check.function, positions)
-    alternatives = {"with its defaults spelled out": make(Chosen(check.function.with_defaults(), positions))}
-    alternatives |= {alternative: make(chosen, **keywords) for alternative, keywords in kind.alternatives.items()}
+    alternatives = {alternative: make(chosen, **keywords) for alternative, keywords in kind.alternatives.items()}
+    alternatives["with its defaults spelled out"] = make(Chosen(check.function.with_defaults(), positions))
     own = check.function.options.spelled.get("bool_mask") or check.function.options.spelled.get("key_padding_mask", "")
     if own and not check.function.true_as and states_integers(written, own):
         alternatives["with its masks as integers"] = make(Chosen(replace(check.function, integers=True), positions))
@@ -370,6 +371,8 @@ def _implementation(
         alternatives |= {way: make(Chosen(other, positions)) for way, other in with_masks_of_samples(check).items()}
     in_blocks = {} if as_shipped(whole, interfaces()) else in_small_blocks(check, whole)
     alternatives |= {way: make(Chosen(other, positions)) for way, other in in_blocks.items()}
+    if not as_shipped(whole, interfaces()):
+        alternatives |= {way: make(Chosen(o, positions)) for way, o in with_three_axes(check, written).items()}
     shipped, wrapped = (whole.function, Compiled) if isinstance(whole, Compiled) else (whole, lambda each: each)
     if isinstance(shipped, ShippedCall) and shipped.flag and extras:
         alone = replace(check.function, function=wrapped(shipped.without_log_sum_exp()))

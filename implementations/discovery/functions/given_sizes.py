@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from itertools import product
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.block_sizes import InBlocks, with_block_sizes
@@ -21,6 +18,8 @@ from attention_conformance.implementations.discovery.functions.dividing_scale im
     with_dividing_scale,
     with_divisor,
 )
+from attention_conformance.implementations.discovery.functions.given_output import GivenOutput, with_given_output
+from attention_conformance.implementations.discovery.functions.named_options import NamedOptions, with_named_options
 from attention_conformance.implementations.discovery.functions.needed_cap import with_needed_cap
 from attention_conformance.implementations.discovery.functions.needed_options import (
     NeededOption,
@@ -43,7 +42,9 @@ from attention_conformance.implementations.discovery.functions.neutral_numbers i
     NeutralNumber,
     with_neutral_number,
 )
+from attention_conformance.implementations.discovery.functions.one_sample import stacked
 from attention_conformance.implementations.discovery.modules.constructor_names import GROUPS, Size, size_of
+from attention_conformance.implementations.discovery.probe import first_part, shape_of
 from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, KNOWN_NAMES
 
@@ -160,12 +161,7 @@ class GivenSizes:
 
 
 def _stacked(answers: list[Any], query: Any) -> Any:
-    parts = [answer[0] if isinstance(answer, tuple | list) else answer for answer in answers]
-    if not parts:
-        return query
-    of_torch = hasattr(parts[0], "new_tensor")
-    stack = sys.modules["torch"].stack if of_torch else np.stack if isinstance(parts[0], np.ndarray) else None
-    return sys.modules["jax"].numpy.stack(parts) if stack is None else stack(parts)
+    return stacked([*map(first_part, answers)]) if answers else query
 
 
 SHARED = (((2, 6, 5, 4), (2, 3, 5, 4), 1), ((2, 5, 6, 4), (2, 5, 3, 4), 2), ((2, 5, 24), (2, 5, 12), None))
@@ -212,14 +208,15 @@ def _given(function: Callable[..., Any], shapes: Shapes, sizes: Mapping[str, Cou
     heads = {HEADS: of_query[-1] // 4} if axis is None else {}
     for query, key in zip(of_each_kind(of_query), of_each_kind(of_key), strict=True):
         answer = safe_call(partial(made, query, key, key, **heads)).value
-        first = answer[0] if isinstance(answer, tuple | list) and answer else answer
-        if tuple(getattr(first, "shape", ())) == of_query:
+        if shape_of(first_part(answer)) == of_query:
             return made
     return None
 
 
 Needed: TypeAlias = (
-    NeededOption
+    GivenOutput
+    | NeededOption
+    | NamedOptions
     | NeutralNumber
     | PairByDefault
     | WindowSides
@@ -237,8 +234,13 @@ def with_what_is_needed(function: Callable[..., Any]) -> Needed | None:
 
     None where it needs nothing of this.
     """
-    needed: Needed | None = with_needed_slopes(function) or with_needed_bias(function) or with_divisor(function)
-    needed = needed or with_needed_cap(function)
+    needed: Needed | None = (
+        with_given_output(function)
+        or with_needed_slopes(function)
+        or with_needed_bias(function)
+        or with_divisor(function)
+    )
+    needed = needed or with_needed_cap(function) or with_named_options(function)
     needed = needed or with_needed_window(function) or with_window_sides(function) or with_pair_by_default(function)
     needed = needed or with_needed_tables(function) or with_neutral_number(function)
     return needed or with_given_sizes(function) or with_dividing_scale(function) or with_block_sizes(function)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,12 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.api.safe_call import answer, safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED
 from attention_conformance.implementations.discovery.functions.calls import KINDS, UNSURE, FunctionCall, find_call
-from attention_conformance.implementations.discovery.probe import near, parts_of
+from attention_conformance.implementations.discovery.functions.one_input import OneInput
+from attention_conformance.implementations.discovery.functions.one_sample import stacked
+from attention_conformance.implementations.discovery.probe import first_part, near, parts_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, signature_of
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import INPUTS, OPTIONS
@@ -35,10 +37,12 @@ class LaidOut:
     Attributes:
         function: what is called.
         call: in which layout and order, and what else it is given.
+        masks_of_samples: whether masks have an axis for B alone where inputs have B and H in one.
     """
 
     function: Callable[..., Any]
     call: FunctionCall
+    masks_of_samples: bool = False
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -51,6 +55,12 @@ class LaidOut:
         return inspect.Signature([*inputs, *options, *kwargs])
 
     @property
+    def forms(self) -> tuple[LaidOut, ...]:
+        """The ways in which it may take masks: one that is given the number of heads can repeat those of a sample."""
+        repeats = self.call.heads and "N" in self.call.axes and MASKS & set(self.__signature__.parameters)
+        return (self, replace(self, masks_of_samples=True)) if repeats else (self,)
+
+    @property
     def about(self) -> str:
         """What differs from the suite's own call, for a note."""
         letters = ", ".join({"N": "B * H", "E": "H * d", "D": "d"}.get(axis, axis) for axis in self.call.axes)
@@ -58,7 +68,8 @@ class LaidOut:
         order = "" if self.call.order == INPUTS else f"its inputs come as {', '.join(self.call.order)}"
         given = {**self.call.always, **dict.fromkeys(self.call.widths, "d_k")}
         values = ", ".join(f"{name}={value}" for name, value in given.items())
-        return "; ".join(note for note in (layout, order, f"called with {values}" if values else "") if note)
+        own = self.function.about if isinstance(self.function, OneInput) else ""
+        return "; ".join(note for note in (layout, order, f"called with {values}" if values else "", own) if note)
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """The function's answer."""
@@ -68,9 +79,9 @@ class LaidOut:
         masks = {name: self._mask(options[name], query, key) for name in MASKS & set(options)}
         masks |= {name: self._lengths(options[name], query) for name in LENGTHS & set(options)}
         masks |= {name: self._gates(options[name], value.shape[3]) for name in GATES & set(options)}
-        answer = self._answer(given, {**options, **masks}, query)
-        several = isinstance(answer, tuple | list)
-        output, *others = parts_of(answer)
+        answered = self._answer(given, {**options, **masks}, query)
+        several = isinstance(answered, tuple | list)
+        output, *others = parts_of(answered)
         back = self._back(output, query, value)
         return (back, *(self._part(part, query) for part in others)) if several else back
 
@@ -107,7 +118,7 @@ class LaidOut:
 
     def _mask(self, mask: Any, query: Any, key: Any) -> Any:
         """A mask for B and H in one, where it has these in one."""
-        if "N" not in self.call.axes or not hasattr(mask, "shape"):
+        if self.masks_of_samples or "N" not in self.call.axes or not hasattr(mask, "shape"):
             return mask
         return self._whole(mask, query, key).reshape((-1, query.shape[2], key.shape[2]))
 
@@ -160,15 +171,11 @@ class LaidOut:
         outputs = []
         for at in np.ndindex(*query.shape[:2]):
             own = {**options, **{name: each[at] for name, each in (masks | gates).items()}}
-            answer = self._answer([x[at] for x in given], own, query)
-            outputs.append(answer[0] if isinstance(answer, tuple | list) else answer)
+            outputs.append(first_part(self._answer([x[at] for x in given], own, query)))
         shape = (*query.shape[:3], value.shape[3])
-        if self.call.framework == "torch":
-            import torch
-
-            return torch.stack(outputs).reshape(shape) if outputs else query.new_zeros(shape)
-        stacked: Any = np.stack(outputs) if outputs else np.zeros(shape, query.dtype)
-        return stacked.reshape(shape)
+        if outputs:
+            return stacked(outputs).reshape(shape)
+        return query.new_zeros(shape) if self.call.framework == "torch" else np.zeros(shape, query.dtype)
 
 
 def attends_elsewhere(made: Implementation, device: str) -> bool:
@@ -186,7 +193,7 @@ def attends_elsewhere(made: Implementation, device: str) -> bool:
     value = problem.value.copy()
     value[:, :1] *= -1
     before, after = (
-        safe_call(partial(made.run, each.fresh(), device)).value for each in (problem, problem.but(value=value))
+        safe_call(partial(answer, made.run, each.fresh(), device)).value for each in (problem, problem.but(value=value))
     )
     if before is None or after is None:
         return False

@@ -12,7 +12,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.answers import with_output_first
 from attention_conformance.implementations.discovery.functions.calls import always_given, call_inputs
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
-from attention_conformance.implementations.discovery.probe import parts_of
+from attention_conformance.implementations.discovery.probe import parts_of, shape_of
 from attention_conformance.implementations.discovery.signatures import signature_of
 
 LAYOUTS = {True: (2, 3, 5, 4), False: (2, 5, 3, 4)}
@@ -58,6 +58,6 @@ def with_plain_output(function: Callable[..., Any], device: str) -> Callable[...
     for heads_first, shape in LAYOUTS.items():
         for x in of_each_kind(shape):
             parts = parts_of(safe_call(partial(function, x, x, x, **always)).value)
-            if parts and tuple(getattr(parts[0], "shape", ())) == MERGED:
+            if parts and shape_of(parts[0]) == MERGED:
                 return HeadsApart(function, heads_first)
     return function

@@ -14,6 +14,8 @@ from attention_conformance.implementations.api.contract import Fit, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.always import Booleans, changes
 from attention_conformance.implementations.discovery.claim_checks import OPTION_CASES, PLAIN, ClaimCheck
+from attention_conformance.implementations.discovery.documented import as_written
+from attention_conformance.implementations.discovery.documented_equations import states_own_counted
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case
@@ -142,11 +144,19 @@ def _with_number_window(check: ClaimCheck, name: str) -> tuple[ClaimCheck, dict[
     for flag in (False, True)[: 1 + (Feature.CAUSAL in check.claims)]:
         found = _meaning(check, name, flag)
         if isinstance(found, NumberWindow):
-            return _claimed(check, name, found), {}
+            return _claimed(check, name, *_as_documented(found, check.function)), {}
         why = why or {name: found}
     if "sliding" in name.lower().split("_") and _shows_farther_keys(check, name):
         return _claimed(check, name, MEANINGS[0]), {}
     return check, why
+
+
+def _as_documented(seen: NumberWindow, function: object) -> tuple[NumberWindow, str]:
+    """What the number means, and the words for who states it: where documentation does, one key more is a mistake."""
+    counted = states_own_counted(as_written(function))
+    if seen.sides is Sides.BOTH or counted is None or counted == seen.counted:
+        return seen, ""
+    return replace(seen, counted=int(counted)), "by its documentation "
 
 
 def _shows_farther_keys(check: ClaimCheck, name: str) -> bool:
@@ -221,7 +231,7 @@ def _shows_no_later_key(check: ClaimCheck) -> bool:
     return seen is not None and not np.triu(seen, 1 + seen.shape[1] - seen.shape[0]).any()
 
 
-def _claimed(check: ClaimCheck, name: str, meaning: NumberWindow) -> ClaimCheck:
+def _claimed(check: ClaimCheck, name: str, meaning: NumberWindow, by: str = "") -> ClaimCheck:
     """The check with such windows, and with the corner from which they start, where no flag shows it."""
     call, claims = check.function, check.claims
     assert isinstance(call, RenamedCall)
@@ -232,7 +242,7 @@ def _claimed(check: ClaimCheck, name: str, meaning: NumberWindow) -> ClaimCheck:
         conventions = replace(conventions, causal_alignment=corner)
     features = claims.features | {Feature.WINDOW}
     claims = replace(claims, features=features, conventions=conventions, fit=partial(meaning.fit, claims.fit))
-    stated = f"its {name!r} is a number of {meaning.sides}{_including(meaning)}"
+    stated = f"{by}its {name!r} is a number of {meaning.sides}{_including(meaning)}"
     return replace(check, function=replace(call, options=options), claims=claims).stating(stated)
 
 

@@ -6,6 +6,7 @@ accelerator states its limits where it is launched or compiled: what it raises t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +32,13 @@ UNEQUAL = (PLAIN.sized(key_length=32), PLAIN.sized(query_length=32))
 FEW_CAUSAL = tuple(replace(PLAIN, causal=True).sized(query_length=n, key_length=10 - n) for n in (4, 6))
 """The same under the flag, and small: what dies in a long call is still to be judged."""
 
+LENGTHS, FAST = (128, 1061), 0.1
+"""Tokens of one head that show how much memory is needed, the longest that the quick tier has; and seconds of work on
+the shorter ones beyond which the longer ones are not tried."""
+FEWER = (512, 256)
+"""Lengths that are tried where the longer one has no room."""
+MOST_CALLS = 2048
+"""Of a function that takes one head at a time, for one answer."""
 UNUSUAL_SCALES = (-0.7, 0.0)
 
 
@@ -45,6 +53,7 @@ class SizeLimits:
         of_causal: whether that is a limit under a causal flag alone.
         negative, zero: whether the scale may be so.
         wider: whether values may be wider than keys.
+        longest: the most queries or keys; 0: any number.
     """
 
     own: Fit
@@ -55,6 +64,7 @@ class SizeLimits:
     negative: bool = True
     zero: bool = True
     wider: bool = True
+    longest: int = 0
 
     def __call__(self, case: Case) -> Case | Unsupported:
         """The nearest case of these sizes; no width is made smaller, no length larger."""
@@ -64,6 +74,8 @@ class SizeLimits:
         if fitted.scale is not None and not self._takes(fitted.scale):
             return Unsupported(f"takes no scale of {fitted.scale:g}")
         sizes = fitted.sizes
+        if self.longest and max(sizes.query_length, sizes.key_length) > self.longest:
+            return Unsupported(f"takes at most {self.longest} tokens in the memory that it may have")
         fewer = sizes.query_length < sizes.key_length and not self.fewer
         more = sizes.query_length > sizes.key_length and not self.more
         if (fewer or more) and (fitted.causal or not self.of_causal):
@@ -100,7 +112,7 @@ def with_size_limits(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     if check.run(PLAIN).error:
         return check, []
     notes: list[str] = []
-    for limited in (_widths, _wider_values, _lengths, _unequal_lengths, _scales, _views):
+    for limited in (_widths, _wider_values, _lengths, _unequal_lengths, _scales, _views, _memory):
         check, note = limited(check)
         notes += [note] if note else []
     return check, notes
@@ -157,6 +169,21 @@ def _unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     return check, ""
 
 
+def _memory(check: ClaimCheck) -> tuple[ClaimCheck, str]:
+    """A limit of lengths where a table of triples of tokens, say, has no room in memory; slow ones are not tried."""
+    one = PLAIN.sized(batch=1, num_heads=1, num_kv_heads=0, d_k=1, d_v=1)
+    short, long = (one.sized(query_length=n, key_length=n) for n in LENGTHS)
+    begun = time.process_time()
+    if check.run(short).error or time.process_time() - begun > FAST:
+        return check, ""
+    outcome = check.run(long)
+    if MemoryError.__name__ not in outcome.error:
+        return check, ""
+    taken = (n for n in FEWER if not check.run(one.sized(query_length=n, key_length=n)).error)
+    limits = replace(_limits(check), longest=next(taken, LENGTHS[0]))
+    return _with(check, limits), _refused(f"more than {limits.longest} tokens", [outcome])
+
+
 def without_unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     """The check with as many queries as keys where it raises otherwise, if it is always causal or rotates; and a note.
 
@@ -209,9 +236,17 @@ def _is_limit(check: ClaimCheck, case: Case, outcome: CallOutcome[Any]) -> bool:
     return bool(there.run(PLAIN).error) or not there.run(case).error
 
 
-def with_equal_lengths(check: ClaimCheck) -> ClaimCheck:
-    """The check with as many queries as keys."""
-    return _with(check, replace(_limits(check), fewer=False, more=False))
+def fit_few_heads(fit: Fit, case: Case) -> Case | Unsupported:
+    """The fit of one that is called for each head of each sample: tens of thousands of calls would take minutes."""
+    fitted = fit(case)
+    if isinstance(fitted, Unsupported) or fitted.sizes.batch * fitted.sizes.num_heads <= MOST_CALLS:
+        return fitted
+    return Unsupported(f"it takes one head at a time, and is called at most {MOST_CALLS:,} times")
+
+
+def with_equal_lengths(check: ClaimCheck, of_causal: bool = False) -> ClaimCheck:
+    """The check with as many queries as keys; `of_causal`: under a causal flag alone."""
+    return _with(check, replace(_limits(check), fewer=False, more=False, of_causal=of_causal))
 
 
 def _limits(check: ClaimCheck) -> SizeLimits:

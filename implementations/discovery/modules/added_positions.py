@@ -25,6 +25,8 @@ from attention_conformance.spec.problem import Problem
 
 METHOD = "with_pos_embed"
 NAMES = ("pos", "query_pos", "pos_embed")
+OF_QUERIES = "query_pos"
+"""The positions of queries, where keys have others."""
 PUBLISHED = frozenset({"query", "key"})
 MISTAKEN = (frozenset(INPUTS), frozenset({"query"}), frozenset({"key"}), frozenset({"value"}), frozenset[str]())
 """To what positions are added, and to what they are by mistake."""
@@ -32,13 +34,20 @@ MISTAKEN = (frozenset(INPUTS), frozenset({"query"}), frozenset({"key"}), frozens
 
 @dataclass(frozen=True)
 class DrawnPositions:
-    """Positions of each token, the same ones in all samples; `length_first` in the layout (L, B, E)."""
+    """Positions of each token, the same ones in all samples.
+
+    Attributes:
+        length_first: whether they are in the layout (L, B, E).
+        of_keys: whether they are those of keys, which are others than those of queries.
+    """
 
     length_first: bool
+    of_keys: bool = False
 
-    def given(self, x: torch.Tensor, _: torch.Tensor, heads: int) -> torch.Tensor:
-        """Them for queries (B, L, E)."""
-        numbers = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    def given(self, query: torch.Tensor, key: torch.Tensor, heads: int) -> torch.Tensor:
+        """Them for queries or keys (B, L, E)."""
+        x, seed = (key, 1) if self.of_keys else (query, 0)
+        numbers = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         whole = numbers.to(x).expand_as(x)
         return whole.transpose(0, 1) if self.length_first else whole
 
@@ -50,10 +59,12 @@ class AddedPositions:
     Attributes:
         whole: the layer without them.
         to: the inputs to which they are added.
+        both: whether keys have positions of their own.
     """
 
     whole: PartEquations
     to: frozenset[str] = PUBLISHED
+    both: bool = False
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """What the equation gives; its `others` are the output."""
@@ -61,10 +72,12 @@ class AddedPositions:
 
     def expected(self, module: nn.Module, problem: Problem) -> torch.Tensor:
         """The output (B, L, E)."""
-        x = inputs_of(tensors(problem, "cpu"))[0].double()
-        moved = x + DrawnPositions(False).given(x, x, problem.num_heads)
-        inputs = {name: moved if name in self.to else x for name in INPUTS}
-        given, _ = self.whole.projected(module, problem, (inputs["query"], inputs["key"], inputs["value"]))
+        x, y, _ = (each.double() for each in inputs_of(tensors(problem, "cpu")))
+        y = y if self.both else x
+        of_queries, of_keys = (DrawnPositions(False, each).given(x, y, 0) for each in (False, self.both))
+        named = {"query": (x, of_queries), "key": (y, of_keys), "value": (y, of_keys)}
+        inputs = [each + positions if name in self.to else each for name, (each, positions) in named.items()]
+        given, _ = self.whole.projected(module, problem, tuple(inputs))
         return output_of_variant(given, self.whole.variant)
 
 
@@ -73,12 +86,19 @@ def added_positions(
 ) -> dict[str, AddedPositions]:
     """The layer that is given its positions, by a text on them; nothing where it has none, or does something else."""
     names = [name for name in never_given(make.kind, call) if name in NAMES]
-    if len(names) != 1 or not inspect.isfunction(getattr(make.kind, METHOD, None)):
+    alone, both = call.alone_with_itself(), len(names) == 2 and OF_QUERIES in names
+    if not (both or len(names) == 1) or (alone.inputs > 1) is not both or not _states_them(make.kind):
         return {}
-    given = replace(call.alone_with_itself(), tables={**call.tables, names[0]: DrawnPositions(call.length_first)})
-    whole = PartEquations(make, Chosen(given, ()), variant, {})
+    drawn = {name: DrawnPositions(call.length_first, both and name != OF_QUERIES) for name in names}
+    whole = PartEquations(make, Chosen(replace(alone, tables={**call.tables, **drawn}), ()), variant, {})
     if (seen := whole.shown(problem, device)) is None:
         return {}
     module, shown = seen
-    known = any(gives(AddedPositions(whole, to).expected, module, problem, shown) for to in (PUBLISHED, *MISTAKEN))
-    return {f"with positions in {names[0]!r}": AddedPositions(whole)} if known else {}
+    ways = (AddedPositions(whole, to, both) for to in (PUBLISHED, *MISTAKEN))
+    known = any(gives(each.expected, module, problem, shown) for each in ways)
+    named = " and ".join(map(repr, names))
+    return {f"with positions in {named}": AddedPositions(whole, both=both)} if known else {}
+
+
+def _states_them(kind: object) -> bool:
+    return inspect.isfunction(getattr(kind, METHOD, None))

@@ -117,7 +117,7 @@ def _sources(kind: type) -> list[str]:
     return [p.name for p in whole if _is_source(p, whole) and required(p)]
 
 
-def _split(tree: Tree) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Tree]]:
+def split_tree(tree: Tree) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], Tree]]:
     """The floating arrays of a tree by path, and what puts others in their places."""
     import jax
 
@@ -184,7 +184,7 @@ def _linen(kind: type) -> type[nn.Module]:
     def made(embed_dim: int, **given: Any) -> Held:
         module: Any = kind(**given, **({WIDTH: embed_dim} if given_width else {}))
         inputs = _zeros(embed_dim, called)
-        arrays, joined = _split(_first([partial(_drawn, partial(module.init, **fixed), each) for each in inputs]))
+        arrays, joined = split_tree(_first([partial(_drawn, partial(module.init, **fixed), each) for each in inputs]))
 
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             return module.apply(joined(arrays), *inputs, **{**fixed, **options})
@@ -205,7 +205,7 @@ def _haiku(kind: type) -> type[nn.Module]:
         extra |= {WIDTH: embed_dim} if given_width else {}
         pure = hk.transform(lambda *inputs, **options: cast(Any, kind)(**given, **extra)(*inputs, **options))
         inputs = _zeros(embed_dim, called)
-        arrays, joined = _split(_first([partial(_drawn, pure.init, each) for each in inputs]))
+        arrays, joined = split_tree(_first([partial(_drawn, pure.init, each) for each in inputs]))
 
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             return pure.apply(joined(arrays), random_key(), *inputs, **options)
@@ -222,7 +222,7 @@ def _equinox(kind: type) -> type[nn.Module]:
 
     def made(**given: Any) -> Held:
         module: Any = kind(**given, **{name: random_key() for name in random})
-        arrays, joined = _split(module)
+        arrays, joined = split_tree(module)
 
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             return joined(arrays)(*inputs, **{name: random_key() for name in sources}, **options)
@@ -242,7 +242,7 @@ def _nnx(kind: type) -> type[nn.Module]:
         nnx: Any = import_module("flax.nnx")
         module: Any = kind(**given, **at_start, rngs=nnx.Rngs(0))
         graph, params, rest = nnx.split(module, nnx.Param, ...)
-        arrays, joined = _split(params)
+        arrays, joined = split_tree(params)
 
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             return nnx.merge(graph, joined(arrays), rest)(*inputs, **{**fixed, **options})

@@ -13,13 +13,13 @@ from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructor_names import (
+    EXACT,
     GROUPS,
     LONGEST,
     ROTARY,
     ROTATIONS,
     SQUARE,
     SQUARES,
-    WINDOWS,
     Size,
     compared,
     size_of,
@@ -50,6 +50,8 @@ OF_MODES = {"self", "cross", "encoder"}
 """Words in the names of flags for what a module attends to."""
 OF_WAYS = {"impl", "implementation", "backend", "kernel", "attention", "attn"}
 """Words in the names of texts for how something is computed."""
+OF_TOKENS = {"length", "len", "seq", "tokens", "token", "patches", "frames", "nodes", "points", "joints", "steps"}
+"""Words in the names of numbers of tokens, which may be the most, or the only one that is taken."""
 MOST_WORDS = {"max", "maximum"}
 """Words in the names of numbers of tokens, where they state nothing else."""
 
@@ -137,7 +139,7 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
                 n for n, possible in choices.items() if possible is GUESSES and sizes.get(n) in GUESSES[1:3]
             )
             made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed, options=given)
-            yield replace(made, tokens=SQUARE) if counted & {*SQUARES} else made
+            yield replace(made, tokens=SQUARE) if counted & {*EXACT} else made
 
 
 def _is_depth(words: set[str]) -> bool:
@@ -186,6 +188,8 @@ def _choices(parameter: Parameter) -> tuple[Size | None, ...]:
         return Size.WIDTH, Size.HEAD_WIDTH
     if _is_layer(parameter):
         return (Size.LAYER,)
+    if required(parameter) and words & OF_TOKENS and size in (None, Size.LENGTH) and not words & WIDTHS:
+        return Size.LENGTH, Size.TOKENS
     of_a_head = words & (OF_A_HEAD - {"d"} if size is Size.WIDTH else OF_A_HEAD)
     if of_a_head and _is_depth(words) and "total" in words:
         return Size.WIDTH, Size.HEAD_WIDTH
@@ -199,7 +203,7 @@ def _choices(parameter: Parameter) -> tuple[Size | None, ...]:
         found = [each for each, names in (of_number | of_pair).items() if words & names]
         return (None, *found) if found else ()
     if words & OF_WINDOWS:
-        return (*WINDOWS, Size.LENGTH)
+        return (Size.WINDOW, *SQUARES, Size.LENGTH)
     if words & ROTARY:
         return (Size.TURNS, *ROTATIONS[:2]) if words & {"freqs", "cis"} else ROTATIONS
     if "head" in words or "heads" in words:

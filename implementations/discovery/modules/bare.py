@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any, TypeAlias
 
 import torch
@@ -22,10 +23,11 @@ Inputs: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def around(module: nn.Module) -> tuple[str, ...]:
     """The paths of norms, of what adds positions, and of biases of query, key and value where some have none."""
-    return (*_norms(module), *_some_biases(module))
+    norms = tuple(_norms(module))
+    return (*norms, *_some_biases(module, any(map(role_of, norms))))
 
 
-NORMS = ("layernorm", "rmsnorm", "groupnorm", "instancenorm")
+NORMS = ("layernorm", "rmsnorm", "groupnorm", "instancenorm", "batchnorm")
 """In the names of classes that normalise."""
 POSITIONS = ("positionalencoding", "positionalembedding", "posencoding", "positionembedding", "positionencoding")
 """In the names of classes that add positions to their input, or give relative ones; unless they rotate."""
@@ -91,10 +93,11 @@ def _of_query_or_key(path: str, part: nn.Module) -> bool:
     return computes and bool(role_of(path)) and all(parameter.ndim < 2 for parameter in part.parameters())
 
 
-def _some_biases(module: nn.Module) -> Iterator[str]:
+def _some_biases(module: nn.Module, normed: bool) -> Iterator[str]:
+    """Those of query, key and value where some have none; that of the key alone may be missing, if it has no norm."""
     names = {name: path for path, place in find_places(module).items() for name in names_of(place)}
     held = {name: names[name] for name in ("b_q", "b_k", "b_v") if name in names}
-    if len(held) in (1, 2):
+    if len(held) in (1, 2) and (normed or {*held} != {"b_q", "b_v"}):
         yield from dict.fromkeys(held.values())
 
 
@@ -137,9 +140,11 @@ def _is_called(module: nn.Module, path: str, call: Callable[[], Any]) -> bool:
 def tapped(module: nn.Module, layer: str, call: Callable[[], Any]) -> Any:
     """The answer to a call, with the output of a layer in place of the module's."""
     kept: list[torch.Tensor] = []
+    own = get_ident()  # another thread may call the same layer meanwhile
 
     def keep(_: nn.Module, given: object, output: Any) -> None:
-        kept.append((output[0] if isinstance(output, tuple) else output).clone())
+        if get_ident() == own:
+            kept.append((output[0] if isinstance(output, tuple) else output).clone())
 
     handle = module.get_submodule(layer).register_forward_hook(keep)
     try:

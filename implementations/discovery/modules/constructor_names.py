@@ -19,7 +19,7 @@ from attention_conformance.implementations.discovery.vocabulary import HEAD_COUN
 
 LONGEST = 2048
 """Tokens that a module is built for, where it is built for a number of them."""
-FEW_HEADS = 32
+FEW_HEADS, MANY_HEADS = 8, 32
 """More heads are built for fewer tokens: each may have a square table of its own, and 256 of them take gigabytes."""
 MOST_SAMPLES = 16
 """Samples that a module is built for, where it is built for a number of them."""
@@ -45,6 +45,7 @@ class Size(StrEnum):
     WINDOW = "a window of one row with all tokens"
     WINDOW_SIDE = "side of a square window of all tokens"
     WINDOW_SIDES = "both sides of a square window of all tokens"
+    TOKENS = "the number of its tokens, no other"
 
 
 NAMES: Mapping[Size, tuple[str, ...]] = {
@@ -94,10 +95,8 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
     ),
     Size.LENGTH: (
         *("context_length", "context_size", "block_size", "ctx_len", "n_ctx", "seq_len", "seq_length", "window"),
-        "seq_size",
-        *("max_len", "max_length", "max_seq_len", "max_seq_length", "max_positions", "max_sequence_length"),
-        "max_position_embeddings",
-        *("maximum_sequence_length", "n_timesteps", "num_timesteps", "timesteps"),
+        *("max_len", "max_length", "max_seq_len", "max_seq_length", "max_positions", "max_sequence_length", "seq_size"),
+        *("max_position_embeddings", "maximum_sequence_length", "n_timesteps", "num_timesteps", "timesteps"),
     ),
     Size.SAMPLES: ("max_batch_size", "batch_size", "max_batch", "max_bs"),
     Size.BIAS: ("bias", "qkv_bias", "use_bias", "attention_bias"),
@@ -108,8 +107,9 @@ ROTATIONS = (Size.ROTATION, Size.COSINES_SINES, Size.TURNS)
 """What a constructor may be given in place of rotations that are made elsewhere."""
 SQUARES = (Size.WINDOW_SIDE, Size.WINDOW_SIDES)
 """What states a square window."""
-WINDOWS = (Size.WINDOW, *SQUARES)
-"""What states the number of tokens that a module takes."""
+EXACT = (*SQUARES, Size.TOKENS)
+WINDOWS = (Size.WINDOW, *EXACT)
+"""What states the number of tokens that a module takes; the exact ones are a premise."""
 SQUARE = 16
 """Tokens of a square window."""
 ROTARY = {"rope", "rotary", "rot", "freqs", "freq", "cis"}
@@ -131,7 +131,7 @@ def size_of(name: str) -> Size | None:
 
 def longest(heads: int) -> int:
     """Tokens that a module of so many heads is built for."""
-    return LONGEST if heads <= FEW_HEADS else LONGEST // 8
+    return LONGEST if heads <= FEW_HEADS else LONGEST // 2 if heads <= MANY_HEADS else LONGEST // 8
 
 
 def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
@@ -156,6 +156,7 @@ def value_of(size: Size, width: int, heads: int, tokens: int = 0) -> object:
         Size.BASE: 10000.0,
         Size.NOTHING: None,
         Size.WINDOW: (1, tokens),
+        Size.TOKENS: tokens,
         Size.WINDOW_SIDE: isqrt(tokens),
         Size.WINDOW_SIDES: (isqrt(tokens),) * 2,
     }[size]

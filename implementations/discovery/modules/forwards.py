@@ -41,7 +41,7 @@ from attention_conformance.implementations.discovery.modules.spatial import (
     output_first,
     restored,
 )
-from attention_conformance.implementations.discovery.probe import parts_of
+from attention_conformance.implementations.discovery.probe import parts_of, shape_of
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
@@ -379,7 +379,7 @@ def settled(
     if outcome.error:
         kind = OwnRefusalError if outcome.refused else TargetError
         raise kind(f"its forward cannot be called: {outcome.error}")
-    shapes = [tuple(getattr(part, "shape", ())) for part in parts_of(outcome.value)]
+    shapes = [shape_of(part) for part in parts_of(outcome.value)]
     first = (2, tokens)
     places = [at for at, shape in enumerate(shapes) if shape[:2] == first and len(shape) == 3 and shape[2] != tokens]
     if call.inputs == 1 and shapes and shapes[0] == (2, 1, width):

@@ -27,6 +27,8 @@ WEIGHT = re.compile(rf"^(?:{HOLDER}_?{ROLE}|{ROLE}_?{HOLDER}|{HOLDER}_{ROLE}_?{H
 """Names of arguments that are weights or biases."""
 OF_LAYER = re.compile(r"^(\w+)_(w|b|weight|bias|kernel)$", re.IGNORECASE)
 """Names of the weight or the bias of a layer."""
+OF_PROJECTION = re.compile(r"^(?:c_|to_|fc_|lin_)|_?proj(?:ection)?$", re.IGNORECASE)
+"""Names of layers that are no names of inputs."""
 OF_BLOCK = re.compile(r"^(?:[a-z]*_?\d+_|(?:attn|attention|mha|self_attn)_)", re.IGNORECASE)
 """What a key may state before that: the number of a block, or that it is of attention."""
 WHOLE = {"params", "parameters", "weights", "p", "w", "theta", "state_dict"}
@@ -52,15 +54,25 @@ class Axes(StrEnum):
 
 
 def layer_of(name: str) -> str:
-    """The roles of the layer whose weight or bias has this name, such as c_attn_w; nothing where there is none."""
+    """The roles of the layer whose weight or bias, such as c_attn_w, or which itself, such as in_proj, has this name.
+
+    Nothing where there is none.
+    """
     found = OF_LAYER.match(name)
-    return LAYERS.get(found[1].lower(), "") if found else ""
+    return LAYERS.get((found[1] if found else _as_layer(name)).lower(), "")
+
+
+def _as_layer(name: str) -> str:
+    """A name such as in_proj, which is that of a layer and of no input; empty for any other."""
+    return name if OF_PROJECTION.search(name) else ""
 
 
 def path_of(name: str) -> str:
     """Where the weight of this name lies in a module: that of a layer in one of its name."""
-    found = None if WEIGHT.match(name) else OF_LAYER.match(name)
-    return f"{found[1]}.{found[2]}" if found and layer_of(name) else name
+    if WEIGHT.match(name) or not layer_of(name):
+        return name
+    found = OF_LAYER.match(name)
+    return f"{found[1]}.{found[2]}" if found else f"{name}.weight"
 
 
 def roles_in(name: str) -> str:
@@ -105,9 +117,11 @@ class Weights:
         return self.into(np.ones(shape, np.float32) / self.width)
 
 
-def is_given(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter has to be given and is, by its name, a weight or a bias."""
-    return required(parameter) and (WEIGHT.match(parameter.name) is not None or bool(layer_of(parameter.name)))
+def is_given(parameter: inspect.Parameter, of_layers: bool = False) -> bool:
+    """Whether a parameter has to be given and is, by its name, a weight or a bias; `of_layers`: or a layer."""
+    name = parameter.name
+    known = WEIGHT.match(name) is not None or (bool(layer_of(name)) and (of_layers or not _as_layer(name)))
+    return required(parameter) and known
 
 
 def width_in(given: Mapping[str, Any]) -> int:

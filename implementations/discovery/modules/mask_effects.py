@@ -10,11 +10,10 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.discovery.always import KEYS, causal, changes, rows, sees_no_later_key
+from attention_conformance.implementations.discovery.always import KEYS, changes, rows
 from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import Floats, near
-from attention_conformance.spec.cases import Case, Padding, Sharing
-from attention_conformance.spec.features import Feature
+from attention_conformance.spec.cases import Case, MaskKind, Padding, Sharing
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.masks import Booleans, visible
 
@@ -29,9 +28,35 @@ GIVEN_AS = {0.0: "", 1.0: ", given as 0 and 1", -inf: ", given as 0 and -inf"}
 
 
 def has_effect(check: ClaimCheck, case: Case) -> bool:
-    """Whether a changed key changes those queries that may see it, and no others, be it causal or not."""
-    always = Feature.CAUSAL not in check.claims and not check.claims.premises.causal
-    return agreement(check, case) == 1 or (always and sees_no_later_key(check) and agreement(causal(check), case) == 1)
+    """Whether a changed key changes those queries that may see it, and no others; of those alone that see it unmasked.
+
+    What is causal in any case, or has a window, shows each key to fewer queries than a mask does.
+    """
+    if _agrees(check, case):
+        return True
+    return _hides_unmasked(check, case) and agreement(check, case, unmasked=True) == 1
+
+
+def _agrees(check: ClaimCheck, case: Case) -> bool:
+    """Whether `agreement` is whole: the first key that differs ends it."""
+    fitted = fit(case, check.claims)
+    if isinstance(fitted, Unsupported):
+        return False
+    seen, tied = _stated(check, fitted)
+    shares = _compared(check, fitted, seen, np.ones_like(seen[..., 0]), tied)
+    first = next(shares, 0.0)
+    return first == 1 and all(share == 1 for share in shares)
+
+
+def _hides_unmasked(check: ClaimCheck, case: Case) -> bool:
+    """Whether the first or the last key is hidden from some query without a mask, as by a window or a causal flag."""
+    fitted = fit(case, check.claims)
+    if isinstance(fitted, Unsupported):
+        return False
+    unmasked = replace(fitted, mask=MaskKind.NONE, padding=Padding.NONE)
+    offset = fitted.sizes.key_length - fitted.sizes.query_length
+    ends = (-offset, fitted.sizes.key_length - 1 - offset)
+    return not all(queries.all() for _, queries in changes(check, unmasked, each_sample=True, at=ends))
 
 
 def hides_keys(check: ClaimCheck, case: Case) -> bool:
@@ -47,23 +72,46 @@ def hides_keys(check: ClaimCheck, case: Case) -> bool:
     return hidden and all(np.array_equal(queries.any(-1), seen[:, key]) for key, queries in changed)
 
 
-def agreement(check: ClaimCheck, case: Case) -> float:
-    """The share of queries that each changed key changes or leaves as the mask states; 0 where there is no answer."""
+def agreement(check: ClaimCheck, case: Case, unmasked: bool = False) -> float:
+    """The share of queries that each changed key changes or leaves as the mask states; 0 where there is no answer.
+
+    `unmasked`: as the mask states for those queries that see it without one.
+    """
     fitted = fit(case, check.claims)
     if isinstance(fitted, Unsupported):
         return 0.0
-    problem = build(fitted, check.dtype)
-    masked: Booleans = visible(fitted, problem.attn_mask, problem.key_padding_mask, problem.valid_lens)
-    seen: Booleans = np.asarray((np.tril(masked) if fitted.causal else masked).any(1))
-    compared = list(_compared(check, fitted, seen, problem.sharing is Sharing.SELF))
+    seen, tied = _stated(check, fitted)
+    own = _seen_unmasked(check, fitted) if unmasked else None
+    if own is not None and own.shape == seen.shape:
+        seen = seen & own
+    filled = seen.any(-1) | (not unmasked)  # window and mask may empty the others together, which is no rule
+    compared = list(_compared(check, fitted, seen, np.asarray(filled), tied))
     return sum(compared) / len(compared) if compared else 0.0
 
 
-def _compared(check: ClaimCheck, fitted: Case, seen: Booleans, tied: bool) -> Iterator[float]:
+def _stated(check: ClaimCheck, fitted: Case) -> tuple[Booleans, bool]:
+    """(B, Lq, Lk), which keys each query of a case may see, and whether queries and keys are the same tokens."""
+    problem = build(fitted, check.dtype)
+    masked: Booleans = visible(fitted, problem.attn_mask, problem.key_padding_mask, problem.valid_lens)
+    seen: Booleans = np.asarray((np.tril(masked) if fitted.causal else masked).any(1))
+    return seen, problem.sharing is Sharing.SELF
+
+
+def _seen_unmasked(check: ClaimCheck, fitted: Case) -> Booleans | None:
+    """(B, Lq, Lk): which keys each query sees without a mask; None where there is no answer."""
+    unmasked = replace(fitted, mask=MaskKind.NONE, padding=Padding.NONE)
+    every = tuple(range(fitted.sizes.key_length))
+    own = [queries for _, queries in changes(check, unmasked, each_sample=True, at=every)]
+    return np.stack(own, -1) if len(own) == len(every) else None
+
+
+def _compared(check: ClaimCheck, fitted: Case, seen: Booleans, filled: Booleans, tied: bool) -> Iterator[float]:
     at = KEYS if fitted.padding is Padding.NONE else OF_PADDED
     for key, changed in changes(check, fitted, each_sample=True, at=at):
-        others = np.arange(changed.shape[-1]) != key if tied else np.ones(changed.shape[-1], bool)
-        yield float((changed == seen[..., key])[:, others].mean()) if changed.shape == seen.shape[:2] else 0.0
+        others = filled & ((np.arange(seen.shape[1]) != key) | (not tied))
+        yield (
+            float((changed == seen[..., key])[others].mean()) if changed.shape == others.shape and others.any() else 0.0
+        )
 
 
 def hides_queries(check: ClaimCheck) -> bool:

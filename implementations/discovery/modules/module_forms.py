@@ -14,7 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.documented import states_norms_first, states_torchs_parameters
+from attention_conformance.implementations.discovery.documented import states_norms_first
+from attention_conformance.implementations.discovery.documented_equations import states_torchs_parameters
 from attention_conformance.implementations.discovery.modules.attempts import attempts, with_one_wide_head
 from attention_conformance.implementations.discovery.modules.bare import around, tap_of
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
@@ -41,8 +42,9 @@ from attention_conformance.implementations.discovery.modules.query_key_norms imp
     FoundNorm,
     as_called,
     query_key_norms,
+    role_of,
 )
-from attention_conformance.implementations.discovery.modules.readings import read
+from attention_conformance.implementations.discovery.modules.readings import read, with_whole_biases
 from attention_conformance.implementations.discovery.modules.slots import roles_of, slots
 from attention_conformance.implementations.discovery.modules.spatial import SURE, of_answer
 from attention_conformance.implementations.discovery.modules.template import Variant
@@ -263,6 +265,8 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
     if not call.optional and not call.length_first:
         call = replace(call, length_first=length_first(built(make), answer, make.tokens, make.width))
     reading = read(in_mode(built(make), False), answer, call.inputs, make.width, make.heads, make.tokens)
+    if reading is not None and any(map(role_of, make.left_out)):
+        reading = with_whole_biases(reading, direct=False)
     unsure = call.spatial not in SURE and not _has_convolutions(built(make))
     if unsure and (reading is None or reading.variant is None):
         raise UnknownFormError(f"its layout is unknown: {REMEDY}")
@@ -272,10 +276,12 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
         raise UnknownFormError(f"in a window of {make.tokens} tokens it is no attention: {REMEDY}")
     if make.unrotated and (reading is None or reading.variant is None):
         raise UnknownFormError(f"without the rotation of its {make.unrotated[0]!r} it is no attention: {REMEDY}")
-    if reading is not None and states_torchs_parameters(make.kind):
-        stated = find_places(built(make))
-        reading = replace(reading, places=stated) if stated.keys() == reading.places.keys() else reading
     usual = reading is None or reading.variant is None or (reading.is_usual and not reading.held)
+    if reading is not None and states_torchs_parameters(make.kind):
+        named = find_places(built(make))
+        stated = named.keys() == reading.places.keys()
+        reading = replace(reading, places=named) if stated else reading
+        usual = usual or (stated and not reading.held)
     if refused is not None and (reading is None or (reading.variant is None and not _all_named(make, reading.held))):
         raise refused
     if reading is not None and (refused is not None or not usual):

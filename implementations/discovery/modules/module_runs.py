@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -16,6 +17,8 @@ from attention_conformance.implementations.adapters.torch_module import TorchMod
 from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.modules.constructor_names import Size
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
+from attention_conformance.implementations.discovery.modules.value_widths import of_width
+from attention_conformance.implementations.discovery.signatures import of_constructor, takes_any
 from attention_conformance.spec.problem import Problem
 
 
@@ -47,4 +50,11 @@ def built_for(make: Constructor, evaluating: bool, problem: Problem) -> nn.Modul
     given = problem.num_kv_heads != problem.num_heads and not make.kv_heads
     groups = {"num_kv_heads": problem.num_kv_heads} if given else {}
     make = replace(make, tokens=problem.query.shape[-2]) if make.window is Size.WINDOW else make
-    return in_mode(build_mha(make, **groups)(problem), not evaluating)
+    if problem.extension.zero_attn and not _offers_zero_attn(make):  # it always has a key of zeros
+        problem = problem.but(extension=replace(problem.extension, zero_attn=False))
+    return in_mode(build_mha(of_width(make, problem), **groups)(problem), not evaluating)
+
+
+def _offers_zero_attn(make: Constructor) -> bool:
+    signature = of_constructor(make.kind)
+    return "add_zero_attn" in signature.parameters or takes_any(signature, inspect.Parameter.VAR_KEYWORD)

@@ -13,6 +13,7 @@ from attention_conformance.implementations.adapters.tensors import tensors
 from attention_conformance.implementations.api.contract import Implementation, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.always import without_broken_lengths
 from attention_conformance.implementations.discovery.claim_checks import (
     OPTION_CASES,
     PLAIN,
@@ -31,11 +32,11 @@ from attention_conformance.implementations.discovery.extras import (
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.constructors import without_other_widths
+from attention_conformance.implementations.discovery.modules.emptied_twice import without_rows_emptied_twice
 from attention_conformance.implementations.discovery.modules.layout import (
     fit_of_heads,
 )
 from attention_conformance.implementations.discovery.modules.left_out import inputs_left_out, left_out, without_narrow
-from attention_conformance.implementations.discovery.modules.left_padding import without_rows_emptied_twice
 from attention_conformance.implementations.discovery.modules.mask_ranks import unknown_masks
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
@@ -54,6 +55,7 @@ from attention_conformance.implementations.discovery.modules.promises import (
     has_published_interface,
 )
 from attention_conformance.implementations.discovery.modules.torch_inside import without_rows_of_torch
+from attention_conformance.implementations.discovery.modules.value_widths import with_value_width
 from attention_conformance.implementations.discovery.modules.whole_modules import as_built
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.spec.cases import Layout
@@ -92,9 +94,10 @@ def module_candidate(
     plan, always = plan.under(premises)
     published = has_published_interface(kind)
     check, option_notes = _option_claims(plan, published)
-    check, twice = without_rows_emptied_twice(check)
+    check, twice = without_rows_emptied_twice(with_value_width(check, plan.make))
     check, empty = without_rows_of_torch(check, plan.make)
     check, one_length = _without_refused_lengths(check, plan)
+    check, unequal = (check, {}) if published else without_broken_lengths(check)
     if "returned-weights" not in settings:
         check = with_returned_weights(check, plan.extras)
     claims, notes = core_claims(check, exact_dtype=isinstance(kind, type) and issubclass(kind, Mirror))
@@ -123,7 +126,7 @@ def module_candidate(
     refused, broken = without_other_widths(plan.make)
     notes = (*notes, unclaimed("input-widths", refused)) if refused else notes
     findings = {"kdim": f"not judged: {broken}"} if published and broken else {}
-    findings = findings | mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
+    findings = findings | unequal | mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
     findings = findings | unused_caches(kind, alternatives, modes) | inputs_left_out(plan.make, plan.call)
     findings = findings | not_judged(modes, plan.make, plan.call, judged) | unknown_masks(plan.call, judged)
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
@@ -140,7 +143,6 @@ def module_candidate(
         *empty,
         *raising,
     )
-    notes = (*notes, *raising)
     claims = replace(claims, features=claims.features | set(modes))
     construct = plan.make.constructs and partial(_built_and_called, plan)
     made = Implementation(name, claims, plan.run(), construct=construct, alternatives=alternatives, modes=modes)

@@ -56,6 +56,8 @@ class Neutral(StrEnum):
     FULL_SEEN = "a mask of True (B, 1, Lq, Lk)"
     OF_KEYS_SEEN = "a mask of True (B, Lk)"
     OF_TOKENS_KEPT = "ones (B, Lq, 1)"
+    KEPT = "ones (B, 1, Lq, Lk)"
+    KEYS_KEPT = "ones (B, Lk)"
     OF_KEYS_NOT_HIDDEN = "a mask of False (B, Lk)"
     ADDED = "zeros (B, 1, Lq, Lk)"
     LENGTHS = "the number of keys (B,)"
@@ -121,6 +123,8 @@ class Neutral(StrEnum):
                 return (ones if self is Neutral.SAMPLE_ONES else zeros).expand(batch, -1, -1)
             case Neutral.OF_TOKENS_KEPT:
                 return x.new_ones(batch, length, 1)
+            case Neutral.KEPT | Neutral.KEYS_KEPT:
+                return x.new_ones(masks[self[self.index("(") :]])
             case Neutral.PLACES:
                 return torch.arange(length, device=x.device).expand(batch, -1)
             case Neutral.SHARED_PLACES:
@@ -156,6 +160,7 @@ ROTATIONS = (*TABLES, *COSINES, *SINES)
 MASKS = (
     *(Neutral.SEEN, Neutral.NOT_HIDDEN, Neutral.SEEN_SHARED, Neutral.NOT_HIDDEN_SHARED, Neutral.KEYS_SEEN),
     *(Neutral.OF_KEYS_SEEN, Neutral.OF_KEYS_NOT_HIDDEN, Neutral.FULL_SEEN, Neutral.ADDED, Neutral.OF_TOKENS_KEPT),
+    *(Neutral.KEPT, Neutral.KEYS_KEPT),
 )
 SIDES = {"h", "w", "height", "width", "hw"}
 """Names of the sides of an image."""

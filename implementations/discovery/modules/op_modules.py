@@ -22,7 +22,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     value_of,
 )
 from attention_conformance.implementations.discovery.modules.held_arrays import arrays_in, method_of
-from attention_conformance.implementations.discovery.probe import parts_of
+from attention_conformance.implementations.discovery.probe import parts_of, shape_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, positional, required, role
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS
 
@@ -83,7 +83,7 @@ def _takes_heads(call: Callable[..., Any]) -> bool:
     x = torch.randn(2, 2, 5, 8)
     given = [(each, key, each) for each in (x, x.numpy()) for key in (each, each.swapaxes(2, 3))]
     parts = (parts_of(safe_call(partial(call, *each)).value) for each in given)
-    shapes = (tuple(getattr(each[0], "shape", ())) for each in parts if each)
+    shapes = (shape_of(each[0]) for each in parts if each)
     return any(shape in ((2, 2, 5, 8), (2, 5, 16)) for shape in shapes)
 
 

@@ -21,7 +21,7 @@ from attention_conformance.implementations.discovery.modules.constructors import
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.narrow_windows import refuse_chunks_apart
 from attention_conformance.implementations.discovery.modules.promises import has_published_interface, is_unscaled
-from attention_conformance.implementations.discovery.modules.template import Variant, output_of_problem
+from attention_conformance.implementations.discovery.modules.template import Slip, Variant, output_of_problem
 from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -43,6 +43,11 @@ OF_SCORES = re.compile(r"\w*l2_?norm\w*|\bF\.normalize|(?<!self)\.norm(?=\()|\w*
 """What the text of a class has whose scores may follow rules of their own: norms without gains, and factors."""
 
 
+def _has_norms(variant: Variant) -> bool:
+    """Whether its scores are those of norms that are known, or of these with a mistake."""
+    return (variant.known or variant.slip is Slip.ACROSS) and (variant.cosine or variant.normalised)
+
+
 def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, variant: Variant | None) -> None:
     """Refuses what answers as no attention that is known, and has more in it, or elsewhere, than a mistake explains.
 
@@ -53,8 +58,7 @@ def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, v
     if published:
         return
     refuse_chunks_apart(make, check)
-    normalised = variant is not None and variant.known and (variant.cosine or variant.normalised)
-    named = "" if normalised else _names_scores(make.kind)
+    named = "" if variant is not None and _has_norms(variant) else _names_scores(make.kind)
     # heads that are small enough to read it may be too small for a part of them
     if named and has_unknown_scores(with_premises(check, NO_PREMISES)[0]):
         raise TargetError(f"its text names {named!r}, and its scores are none that the suite knows: {REMEDY}")

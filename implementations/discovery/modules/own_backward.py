@@ -34,6 +34,7 @@ from attention_conformance.spec.problem import Array, Problem
 HIDING_NOTHING = {
     *(Neutral.NONE, Neutral.SEEN, Neutral.NOT_HIDDEN, Neutral.SEEN_SHARED, Neutral.NOT_HIDDEN_SHARED),
     *(Neutral.KEYS_SEEN, Neutral.FULL_SEEN, Neutral.OF_KEYS_SEEN, Neutral.OF_KEYS_NOT_HIDDEN),
+    *(Neutral.KEPT, Neutral.KEYS_KEPT),
 }
 """Masks that may be given where one has to be, and are no part of a module that is left out."""
 NAMES = ("backward", "backprop", "backpropagate")

@@ -92,7 +92,7 @@ class InPieces:
             call = replace(self.call, always={**self.call.always, **self.wanted, **held})
             call = replace(call, resets="") if start else call
             output, *others = first(call(module, {**given, **dict.fromkeys(INPUTS, piece)}, problem))
-            past = past if self.empty and not self.part else self._returned(others, stop)
+            past = past if self.empty and not self.part else self._returned(others, start, stop, past)
             outputs.append(output)
         return torch.cat(outputs, 1)
 
@@ -102,24 +102,45 @@ class InPieces:
             return sorted({0, (tokens - 1) // 2, tokens - 1, tokens})
         return [0, *takewhile(lambda cut: cut < tokens, accumulate(cycle(self.sizes))), tokens]
 
-    def _returned(self, others: list[Any], stop: int) -> Any:
-        """The cache in what is returned after the output.
+    def _returned(self, others: list[Any], start: int, stop: int, past: Any) -> Any:
+        """The cache in what is returned after the output; `past` is what was given.
 
         Raises:
             ValueError: there is none.
         """
         if self.part:
-            return others[self.part - 1]
-        past = next((part for part in others if _holds(part, stop)), None)
-        past = next((part for part in others if _holds_few(part)), None) if past is None else past
-        if self.past and past is None:
+            part = others[self.part - 1]
+            whole = _appended(past, part, start, stop)
+            return part if whole is None else whole
+        appended = (_appended(past, part, start, stop) for part in others)
+        found = next((each for each in appended if each is not None), None)
+        found = next((part for part in others if _holds(part, stop)), None) if found is None else found
+        found = next((part for part in others if _holds_few(part)), None) if found is None else found
+        if self.past and found is None:
             raise ValueError(f"it returns no cache of {stop} tokens")
-        return past
+        return found
 
 
 def first(answer: Any) -> tuple[Any, ...]:
     """The output, and what is returned after it."""
     return tuple(answer) if isinstance(answer, tuple | list) else (answer,)
+
+
+def _appended(past: Any, part: Any, start: int, stop: int) -> torch.Tensor | None:
+    """Keys and values so far, in one tensor, and those of new tokens alone, which the first models left to callers.
+
+    None where it is neither, or holds the earlier tokens, too.
+    """
+    if not all(isinstance(each, torch.Tensor) and each.ndim > 3 and 2 in each.shape[:2] for each in (past, part)):
+        return None
+    alike = [axis for axis in range(past.ndim) if _but_for(axis, past, part) and past.shape[axis] == start]
+    axis = next((axis for axis in reversed(alike) if part.shape[axis] == stop - start), None)
+    return None if axis is None or any(part.shape[each] == stop for each in alike) else torch.cat([past, part], axis)
+
+
+def _but_for(axis: int, one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both have the same shape, apart from this axis."""
+    return [*one.shape[:axis], *one.shape[axis + 1 :]] == [*other.shape[:axis], *other.shape[axis + 1 :]]
 
 
 def _holds(part: Any, tokens: int) -> bool:

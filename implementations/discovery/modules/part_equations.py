@@ -19,7 +19,12 @@ from attention_conformance.implementations.adapters.torch_module import built, i
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
-from attention_conformance.implementations.discovery.modules.distance_tables import Table, mistakes, tables_of_shape
+from attention_conformance.implementations.discovery.modules.distance_tables import (
+    Table,
+    Zero,
+    mistakes,
+    tables_of_shape,
+)
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.parameters import patterns, place_of
 from attention_conformance.implementations.discovery.modules.template import (
@@ -36,8 +41,9 @@ NEAR = 1e-4
 """How far an answer may be off, whose equation is seen: some modules compute a part in float32 always."""
 
 
-PUBLISHED, PUBLISHED_SINKS = ("distance_embedding",), ("sinks",)
-"""Names of parts whose equations are published with them: those of the relative positions of BERT, and of gpt-oss."""
+PUBLISHED, PUBLISHED_SINKS, PUBLISHED_BIASES = ("distance_embedding",), ("sinks",), ("relative_attention_bias",)
+"""Names of parts whose equations are published with them: the relative positions of BERT, the sinks of gpt-oss, and the
+biases of T5, whose rows ascend from keys before the query to those after it."""
 
 
 class Role(StrEnum):
@@ -313,7 +319,7 @@ def equations(
     for chosen in islice(product(*choices), MOST):
         uses = dict(zip(parts, chosen, strict=True))
         if gives(partial(whole.expected, uses=uses), module, problem, shown):
-            return replace(whole, uses=uses)
+            return replace(whole, uses={path: _in_published_order(path, use) for path, use in uses.items()})
     return _mistaken(whole, module, problem, parts, shown)
 
 
@@ -321,6 +327,15 @@ def gives(expected: Expectation, module: nn.Module, problem: Problem, shown: tor
     """Whether an equation gives an output (B, Lq, E); it does not where it raises."""
     whole = safe_call(partial(expected, module, problem)).value
     return whole is not None and whole.shape == shown.shape and torch.allclose(whole, shown.double(), NEAR, NEAR)
+
+
+def _in_published_order(path: str, use: Use) -> Use:
+    """The use, with rows in the order that the name of a layer of biases promises."""
+    owner = path.removesuffix(".weight")
+    of_both = use.table is not None and use.table.zero is Zero.MIDDLE
+    if use.table is None or not of_both or not owner.endswith(PUBLISHED_BIASES):
+        return use
+    return replace(use, table=replace(use.table, forward=True))
 
 
 def _published(path: str, shape: tuple[int, ...], problem: Problem) -> Iterator[tuple[Use, Use]]:

@@ -10,6 +10,7 @@ from attention_conformance.implementations.adapters.as_built import Run
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
 from attention_conformance.implementations.discovery.extras import Chosen
+from attention_conformance.implementations.discovery.modules.added_input import added_input
 from attention_conformance.implementations.discovery.modules.added_positions import added_positions
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
@@ -49,6 +50,7 @@ def numbers(
     if (relative := relative_positions(make, call, _variant(check), problem, check.device)) is not None:
         runs |= _harder(f"with the numbers of {', '.join(relative.uses)}", relative, check)
     runs |= added_positions(make, call, _variant(check), problem, check.device)
+    runs |= added_input(make, call, problem, check.device)
     for how, each in {"": make, **makes}.items():
         if (norms := twin_norms(each, direct, problem)) is not None:
             runs[f"{how}, " * bool(how) + "where a norm changes the answer"] = norms

@@ -25,13 +25,13 @@ from attention_conformance.implementations.discovery.claim_checks import (
     extras_seen,
     parts,
 )
-from attention_conformance.implementations.discovery.documented import states_own_counted
+from attention_conformance.implementations.discovery.documented_equations import states_own_counted
 from attention_conformance.implementations.discovery.extras import (
     Extra,
     ignored_parts,
     returns_scores,
 )
-from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
+from attention_conformance.implementations.discovery.modules.constructor_names import EXACT
 from attention_conformance.implementations.discovery.modules.constructors import (
     LOOKS,
     Constructor,
@@ -194,7 +194,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
         conventions = replace(conventions, rotary_pairing=variant.pairing)
     if variant is not None and is_unscaled(kind, variant):
         conventions = replace(conventions, default_scale=DefaultScale.ONE)
-    length = make.tokens if make.window in SQUARES else 0
+    length = make.tokens if make.window in EXACT else 0
     fits, premises = usual_fit(call, make.kv_heads), Premises(length=length)
     claims = Claims(Scope.MODULE, features, conventions, fit=fits, premises=premises, alone=call.optional)
     check = ClaimCheck(call, partial(module_run, make), claims, device).in_first_dtype()
@@ -248,7 +248,14 @@ def _features(make: Constructor, call: ModuleCall) -> frozenset[Feature]:
     features |= {feature for name, feature in BY_PARAMETER.items() if name in make.held_names(built(make))}
     features |= {Feature.INPUT_WIDTHS} if make.widths else set()
     features -= {Feature.HEADS} if make.one_head else set()
-    return features | {1: set(), 2: {Feature.CROSS}, 3: {Feature.CROSS, Feature.KEY_VALUE}}[call.inputs]
+    different = {1: set(), 2: {Feature.CROSS}, 3: {Feature.CROSS, Feature.KEY_VALUE}}
+    return features | different[_different_inputs(make, call)]
+
+
+def _different_inputs(make: Constructor, call: ModuleCall) -> int:
+    """How many of query, key and value differ: those of its call, or as many as the mode that it needs leaves."""
+    needed = {word for name, value in make.options.items() if value is True for word in words_of(name)}
+    return 1 if "self" in needed else min(2, call.inputs) if needed & {"cross", "encoder"} else call.inputs
 
 
 def _unless_only(call: ModuleCall, other: ModuleCall, check: ClaimCheck, case: Case, options: set[str]) -> ModuleCall:

@@ -10,6 +10,7 @@ from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.documented import states_added_numbers
+from attention_conformance.implementations.discovery.documented_equations import OF_T5
 from attention_conformance.implementations.discovery.modules.template import Variant
 
 SIZES = {"embed_dim", "num_heads"}
@@ -60,7 +61,8 @@ def is_unscaled(kind: Callable[..., nn.Module], variant: Variant) -> bool:
     """Whether its scores are not scaled as it is seen, and its name, T5's, or its text states that they are not."""
     if variant.scale != 0.0 or variant.cosine or not isinstance(kind, type):
         return False
-    return "T5" in kind.__name__ or any(UNSCALED.search(_text(each)) for each in (kind, *_inside(kind)))
+    named = OF_T5.search(kind.__name__) is not None
+    return named or any(UNSCALED.search(_text(each)) for each in (kind, *_inside(kind)))
 
 
 def _inside(kind: type[nn.Module]) -> list[type[nn.Module]]:

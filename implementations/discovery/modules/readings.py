@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.modules.template import (
     Variant,
     output_of_variant,
     projected,
+    slipped,
     variants,
 )
 from attention_conformance.implementations.discovery.probe import HALF
@@ -29,9 +30,11 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Answer = Callable[[nn.Module, Inputs], torch.Tensor]
 """A module's output (B, L, E) for query, key and value."""
 
-MOST, FEW = 400, 40
-"""Readings of a module that are compared with its answer, and those of them that are compared with other variants."""
+MOST, FEW, FEWEST = 400, 40, 6
+"""Readings of a module that are compared with its answer, those of them that are compared with other variants, and
+with mistakes."""
 PLAIN_VARIANTS, OTHER_VARIANTS = tuple(islice(variants(), 2)), tuple(islice(variants(), 2, None))
+SLIPPED = tuple(slipped())
 FILLS = ("initial", "zeros", "ones", "identity", "open", "shut")
 """The values at which a parameter may be held that is no projection."""
 APART = ("identity", "open")
@@ -267,23 +270,29 @@ def _matched(
         outputs.append(output.double() - inputs[0])  # without the input that it may add
     parameters = {path: parameter.detach().double() for path, parameter in module.named_parameters()}
     given = [x.double() for x in inputs]
-    for several, count in ((PLAIN_VARIANTS, len(possible)), (OTHER_VARIANTS, FEW)):
+    for several, count in ((PLAIN_VARIANTS, len(possible)), (OTHER_VARIANTS, FEW), (SLIPPED, FEWEST)):
         for reading in possible[:count]:
             held_in = _weights(reading, parameters, width, heads)
             shown = projected((given[0], given[1], given[2]), held_in, heads, reading.kv_heads)
             for variant in several:
                 expected = safe_call(partial(output_of_variant, shown, variant)).value
                 if expected is not None and any(_near(expected, each) for each in outputs):
-                    return _without_some_biases(replace(reading, variant=variant, held=held))
+                    return with_whole_biases(replace(reading, variant=variant, held=held))
     return None
 
 
-def _without_some_biases(reading: Reading) -> Reading:
-    """Without the biases of query, key and value, held at 0, where only some of the three have one."""
+def with_whole_biases(reading: Reading, direct: bool = True) -> Reading:
+    """Without the biases of query, key and value, held at 0, where only some of the three have one.
+
+    That of the key alone may be missing: it changes no weight, if it is `direct`, and nothing stands between it and the
+    scores.
+    """
     biases = {
         p: names_of(place) for p, place in reading.places.items() if set(names_of(place)) <= {"b_q", "b_k", "b_v"}
     }
-    if sum(map(len, biases.values())) in (0, 3):
+    variant, held = reading.variant, {name for names in biases.values() for name in names}
+    altered = variant is None or variant.premises.rotary_base or variant.normalised or variant.cosine
+    if len(held) in (0, 3) or (direct and not altered and held == {"b_q", "b_v"}):
         return reading
     places = {path: place for path, place in reading.places.items() if path not in biases}
     return replace(reading, places=places, held={**reading.held, **dict.fromkeys(biases, "zeros")})

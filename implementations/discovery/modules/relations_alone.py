@@ -25,6 +25,8 @@ from attention_conformance.implementations.discovery.modules.constructors import
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall, forward_calls, settled
 from attention_conformance.implementations.discovery.modules.masked_samples import masked_samples
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
+from attention_conformance.implementations.discovery.modules.narrow_scores import NarrowScores, narrow_scores
+from attention_conformance.implementations.discovery.modules.same_function import dropout_in_evaluation
 from attention_conformance.implementations.discovery.modules.tried_calls import tried_calls
 from attention_conformance.implementations.discovery.modules.tried_makes import tried_makes
 from attention_conformance.implementations.discovery.modules.whole_modules import of_unknown_form, plain_problem
@@ -69,8 +71,15 @@ def relations_alone(name: str, kind: object, refused: TargetError, device: str) 
         run,
         f"a module class of unknown form: {refused}",
         modes={Feature.AS_BUILT: run},
-        findings={NUMBERS: f"judged by relations between its own answers alone, as {refused}"},
+        findings={NUMBERS: f"judged by {_means(run)}, as {refused}"},
     )
+
+
+def _means(run: AsBuilt) -> str:
+    """By what it is judged, for a message."""
+    whole = any(isinstance(each, NarrowScores) for each in run.otherwise.values())
+    of_answers = "relations between its own answers"
+    return f"the equation of the whole, and by {of_answers}" if whole else f"{of_answers} alone"
 
 
 def _sized(tokens: int, case: Case) -> Case | Unsupported:
@@ -175,7 +184,10 @@ def _run(make: Constructor, module: nn.Module, call: ModuleCall, tokens: int, de
         problem = plain_problem(check)
         for run in (look(make, module, each, check) for look in (of_unknown_form, of_samples)):
             if run is not None and problem is not None and _keeps_apart(run, problem, device):
-                run = replace(run, otherwise={**run.otherwise, **masked_samples(make, each, problem, device)})
+                masked = masked_samples(make, each, problem, device)
+                whole = narrow_scores(make, run.call, problem, device)
+                dropped = dropout_in_evaluation(make, run, problem, device)
+                run = replace(run, otherwise={**run.otherwise, **masked, **whole, **dropped})
                 return run if run.otherwise or run.pieces or run.trained or run.causal else None
     return None
 

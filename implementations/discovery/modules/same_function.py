@@ -8,10 +8,14 @@ from functools import partial
 
 from attention_conformance.implementations.adapters.as_built import AsBuilt, Run
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.built_otherwise import OF_SLICES, words_of_option
+from attention_conformance.implementations.discovery.modules.constructor_names import Size, size_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
+from attention_conformance.implementations.discovery.modules.dropping import RATE
 from attention_conformance.implementations.discovery.modules.harder_inputs import lengthened
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
+from attention_conformance.implementations.discovery.signatures import of_constructor
 from attention_conformance.spec.problem import Problem
 
 OF_WAYS = {
@@ -63,6 +67,18 @@ def other_ways(
     for how, run in runs.items():
         if how in makes and words_of_option(make, makes[how]) & OF_WAYS and _shapes(run, problem) == shapes:
             yield f"{how}, as without", AnotherWay(usual, run)
+
+
+def dropout_in_evaluation(make: Constructor, usual: AsBuilt, problem: Problem, device: str) -> dict[str, AnotherWay]:
+    """The run built with dropout, by a text for messages: in evaluation it is the usual one; none without a rate."""
+    signature = safe_call(lambda: of_constructor(make.kind)).value
+    rates = [name for name in (signature.parameters if signature else ()) if size_of(name) is Size.RATE]
+    other = replace(make, options={**make.options, **dict.fromkeys(rates, RATE)})
+    run = replace(usual, build=partial(built_for, other, True))
+    if not rates or safe_call(lambda: _shapes(run, problem)).value != safe_call(lambda: _shapes(usual, problem)).value:
+        return {}
+    way = AnotherWay(usual, run)
+    return {} if safe_call(lambda: way(problem, device)).error else {f"with dropout of {RATE}, in evaluation": way}
 
 
 def _shapes(run: AsBuilt, problem: Problem) -> list[tuple[str, tuple[int, ...]]]:

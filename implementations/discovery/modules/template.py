@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import torch
 
@@ -21,6 +22,25 @@ BASE = 10000.0
 """The usual base of rotations."""
 
 
+class Slip(Enum):
+    """Mistakes of whole modules, next to which the rest can be read."""
+
+    NONE = "none"
+    SPLIT = "heads split from the tokens"
+    MERGED = "heads merged as if they were tokens"
+    BOTH = "heads split from the tokens, and merged with them"
+    OVER_QUERIES = "a softmax over queries"
+    OVER_HEADS = "a softmax over heads"
+    TRANSPOSED = "weights transposed"
+    TWICE = "two softmaxes"
+    SCALED_LATE = "weights scaled, not scores"
+    LATER = "later keys alone, where earlier ones are meant"
+    KEYS_SUMMED = "keys summed in place of values"
+    QUERIES_COMPARED = "queries in place of keys"
+    ACROSS = "queries and keys divided by their lengths across heads"
+    NEXT = "values with the weights of the keys after theirs, as where a sink's column is dropped at the wrong end"
+
+
 @dataclass(frozen=True)
 class Variant:
     """One variant of attention.
@@ -33,6 +53,7 @@ class Variant:
         normalised: whether queries and keys are divided by their root mean square first.
         cosine: whether they are divided by their length instead.
         known: whether the suite can judge it, and it is no mistake in most places.
+        slip: a mistake that it makes.
     """
 
     premises: Premises = NO_PREMISES
@@ -42,6 +63,13 @@ class Variant:
     of_all: bool = False
     normalised: bool = False
     cosine: bool = False
+    slip: Slip = Slip.NONE
+
+
+COSINES = tuple(
+    Variant(Premises(scale=1.0, causal=causal), scale=0.0, normalised=True, cosine=True) for causal in (False, True)
+)
+"""Those whose scores are cosines."""
 
 
 def variants() -> Iterator[Variant]:
@@ -55,14 +83,21 @@ def variants() -> Iterator[Variant]:
     ]
     yield from rotary
     yield from (replace(each, normalised=True) for each in plain)
-    cosines = Variant(Premises(scale=1.0), scale=0.0, normalised=True, cosine=True)
-    yield from (cosines, replace(cosines, premises=Premises(scale=1.0, causal=True)))
+    yield from COSINES
     rules = [{"alibi": True, "interleaved": rule} for rule in (False, True)]
     sloped = [replace(v, premises=replace(v.premises, **rule)) for v in plain for rule in rules]
     yield from sloped
     yield from (replace(each, of_all=True, known=False) for each in (*plain, *sloped))
     yield from (replace(each, scale=scale, known=False) for each in plain for scale in (0.0, -1.0, 0.5))
     yield from (replace(each, scale=0.0, known=False) for each in rotary)
+
+
+def slipped() -> Iterator[Variant]:
+    """Those with a mistake that leaves nothing of a module's answer as it should be."""
+    plain = (Variant(known=False), Variant(Premises(causal=True), known=False))
+    usual = [slip for slip in Slip if slip not in (Slip.NONE, Slip.ACROSS)]
+    yield from (replace(each, slip=slip) for slip in usual for each in plain)
+    yield from (replace(each, slip=Slip.ACROSS, known=False) for each in COSINES)
 
 
 @dataclass(frozen=True)
@@ -105,7 +140,8 @@ def scores_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
     query, key = given.query, given.key
     if variant.normalised:
         width = 1 if variant.cosine else query.shape[-1]
-        query, key = (x * (x.square().sum(-1, keepdim=True) / width).rsqrt() for x in (query, key))
+        axis = 1 if variant.slip is Slip.ACROSS else -1
+        query, key = (x * (x.square().sum(axis, keepdim=True) / width).rsqrt() for x in (query, key))
     if base := variant.premises.rotary_base:
         query, key = (torch.from_numpy(rotated(x.numpy(), base, variant.pairing)) for x in (query, key))
     width = query.shape[-1] * (query.shape[1] if variant.of_all else 1)
@@ -119,16 +155,43 @@ def scores_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
 
 def output_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
     """The output (B, Lq, E)."""
-    scores = scores_of_variant(given, variant)
+    slip = variant.slip
+    given = _with_slip(given, slip)
+    scores = scores_of_variant(given, replace(variant, scale=0.0) if slip is Slip.SCALED_LATE else variant)
     if variant.premises.causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        scores = scores.masked_fill(later, -torch.inf)
-    return given.merged(scores.softmax(-1) @ given.value)
+        scores = scores.masked_fill(later.mT if slip is Slip.LATER else later, -torch.inf)
+    weights = scores.softmax({Slip.OVER_QUERIES: -2, Slip.OVER_HEADS: 1}.get(slip, -1))
+    weights = weights.softmax(-1) if slip is Slip.TWICE else weights
+    weights = weights * given.query.shape[-1] ** variant.scale if slip is Slip.SCALED_LATE else weights
+    if slip is Slip.NEXT:
+        weights = torch.cat([weights[..., 1:], torch.zeros_like(weights[..., :1])], -1)
+    heads = (weights.mT if slip is Slip.TRANSPOSED else weights) @ given.value
+    if slip in (Slip.MERGED, Slip.BOTH):
+        batch, count, tokens, width = heads.shape
+        heads = heads.reshape(batch, tokens, count, width).transpose(1, 2)
+    return given.merged(heads)
+
+
+def _with_slip(given: Projected, slip: Slip) -> Projected:
+    """With a mistake before the scores."""
+    if slip is Slip.KEYS_SUMMED:
+        return replace(given, value=given.key)
+    if slip is Slip.QUERIES_COMPARED:
+        return replace(given, key=given.query)
+    if slip not in (Slip.SPLIT, Slip.BOTH):
+        return given
+    return replace(given, query=_viewed(given.query), key=_viewed(given.key), value=_viewed(given.value))
+
+
+def _viewed(heads: torch.Tensor) -> torch.Tensor:
+    """Heads (B, H, L, d) of the same numbers, split by a view alone."""
+    return heads.transpose(1, 2).reshape(heads.shape)
 
 
 def output_of_problem(problem: Problem, scale: float, causal: bool) -> Floats:
     """The output (B, Lq, E) of a module's problem with a scale, as of plain attention or of causal."""
-    arrays = {name: torch.from_numpy(array) for name, array in problem.arrays().items()}
+    arrays = {name: torch.from_numpy(array) for name, array in problem.fresh().arrays().items()}
     query, key, value = (arrays.get(name, arrays["query"]) for name in INPUTS)
     given = projected((query, key, value), arrays, problem.num_heads)
     variant = Variant(Premises(causal=causal), scale=0.0)

@@ -1,7 +1,8 @@
 """Transformer-XL: parts that have the names of its relative positions, judged by its equation.
 
 The score of query i and key j is ((q_i + u) k_j + (q_i + v) W r_{i-j}) / sqrt(d), with u and v for each head, and the
-positions r of all distances given (Dai et al. 2019, section 3.3; with both sides as in the Conformer).
+positions r of all distances given, or sinusoids that the module makes itself (Dai et al. 2019, section 3.3; with both
+sides as in the Conformer).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from attention_conformance.implementations.discovery.modules.forwards import Mod
 from attention_conformance.implementations.discovery.modules.neutrals import Given, Neutral
 from attention_conformance.implementations.discovery.modules.parameters import place_of
 from attention_conformance.implementations.discovery.modules.part_equations import PartEquations, gives
-from attention_conformance.implementations.discovery.modules.template import Projected, Variant, scores_of_variant
+from attention_conformance.implementations.discovery.modules.template import BASE, Projected, Variant, scores_of_variant
 from attention_conformance.spec.problem import Problem
 
 OF_CONTENT = ("pos_bias_u", "r_w_bias", "u_bias")
@@ -53,6 +54,7 @@ class Mistake(StrEnum):
     SHIFTED = "each row is shifted by one distance too many"
     NOT_SHIFTED = "the first distances are read in each row"
     NEXT_HEAD = "each head has the positions of the one after it"
+    PAST_ALONE = "keys ahead have what the shift leaves there of the distances behind"
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,27 @@ class Drawn:
 
 
 @dataclass(frozen=True)
+class Sinusoids:
+    """Positions that a module makes itself.
+
+    Attributes:
+        side_by_side: whether all sines come before all cosines; else they alternate.
+    """
+
+    side_by_side: bool
+
+    def given(self, x: torch.Tensor, _: torch.Tensor, heads: int) -> torch.Tensor:
+        """(1, 2 L - 1, E), of the distances L - 1 to 1 - L, for inputs (B, L, E)."""
+        length, width = x.shape[-2:]
+        distances = torch.arange(length - 1, -length, -1.0, dtype=x.dtype)
+        angles = distances[:, None] * BASE ** (-torch.arange(0, width, 2, dtype=x.dtype) / width)
+        pair = angles.sin(), angles.cos()
+        return (torch.cat(pair, -1) if self.side_by_side else torch.stack(pair, -1).flatten(1))[None]
+
+
+@dataclass(frozen=True)
 class Named:
-    """The paths of u, v and W, and the parameter of the forward that takes the positions."""
+    """The paths of u, v and W, and the parameter of the forward that takes the positions; empty for none."""
 
     content: str
     position: str
@@ -94,14 +115,14 @@ class RelativePositions:
     Attributes:
         whole: the module with these parts in place.
         named: these parts.
-        positions: what is given.
+        positions: what is given, or made inside.
         order: how they are sorted.
         mistake: with which its equation is taken, for looking at it.
     """
 
     whole: PartEquations
     named: Named
-    positions: Drawn
+    positions: Drawn | Sinusoids
     order: Order = Order.PAST_FIRST
     mistake: Mistake | None = None
 
@@ -135,6 +156,8 @@ class RelativePositions:
         position = scores_of_variant(far, self.whole.variant)
         if self.mistake is Mistake.UNSCALED:
             position = position * width**0.5
+        if self.mistake is Mistake.PAST_ALONE:
+            return content + _shifted(position[..., : position.shape[-2]])
         return content + position.gather(-1, self._places(content))
 
     def _places(self, scores: torch.Tensor) -> torch.Tensor:
@@ -148,6 +171,13 @@ class RelativePositions:
         if self.mistake is Mistake.SHIFTED:
             places = (places + 1) % (2 * length - 1)
         return places.expand(scores.shape)
+
+
+def _shifted(position: torch.Tensor) -> torch.Tensor:
+    """The terms (B, H, L, L) of the distances L - 1 to 0, each row shifted as those of causal queries are."""
+    *axes, length, _ = position.shape
+    wider = torch.cat([torch.zeros_like(position[..., :1]), position], -1)
+    return wider.reshape(*axes, length + 1, length)[..., 1:, :].reshape(position.shape)
 
 
 def _biases(u: torch.Tensor, v: torch.Tensor, mistake: Mistake | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,7 +201,7 @@ def relative_positions(
 
     Args:
         make: the class as its answer is known, with these parts held.
-        call: how it is called, with zeros for positions.
+        call: how it is called, with zeros for positions if it is given any.
         variant: of attention.
         problem: which shows what the parts do.
         device: where it runs.
@@ -179,14 +209,17 @@ def relative_positions(
     named, biases = _named(make, call), {path: fill for path, fill in make.held.items() if place_of(path) is not None}
     if named is None:
         return None
-    drawn = Drawn(call.tables[named.given])
-    direct = Chosen(replace(call, tables={**call.tables, named.given: drawn}).alone_with_itself(), ())
+    drawn = {named.given: Drawn(call.tables[named.given])} if named.given else {}
+    direct = Chosen(replace(call, tables={**call.tables, **drawn}).alone_with_itself(), ())
     whole = PartEquations(replace(make, held=biases), direct, variant, {})
     if (seen := whole.shown(problem, device)) is None:
         return None
     module, shown = seen
-    for mistake, order in product((None, *Mistake), Order):
-        run = RelativePositions(whole, named, drawn, order, mistake)
+    several: tuple[Drawn | Sinusoids, ...] = (*drawn.values(),) or (Sinusoids(True), Sinusoids(False))
+    hides = {"bool_mask", "float_mask", "is_causal"} & {*call.options.spelled}  # keys ahead, in its usual calls
+    mistakes = [each for each in Mistake if each is not Mistake.PAST_ALONE or not hides]
+    for mistake, order, positions in product((None, *mistakes), Order, several):
+        run = RelativePositions(whole, named, positions, order, mistake)
         if gives(run.expected, module, problem, shown):
             return replace(run, mistake=None)
     return None
@@ -200,9 +233,9 @@ def _named(make: Constructor, call: ModuleCall) -> Named | None:
     layers = [path.removesuffix(".weight") for path in held if path.endswith(".weight")]
     projection = _of(layers, PROJECTION)
     known = {content, position, f"{projection}.weight", f"{projection}.bias"}
-    if not (content and position and projection and len(positions) == 1) or {*held} - known:
+    if not (content and position and projection and len(positions) < 2) or {*held} - known:
         return None
-    return Named(content, position, projection, positions[0])
+    return Named(content, position, projection, next(iter(positions), ""))
 
 
 def _of(paths: list[str], names: tuple[str, ...]) -> str:

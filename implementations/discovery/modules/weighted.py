@@ -146,10 +146,11 @@ class Shown:
 def weighted_function(function: Any) -> type[nn.Module] | None:
     """A function that takes its weights as arguments, as a module; None where their names are not those of weights."""
     parts = _parts(function)
-    if parts is None:
-        return None
-    shown = _shown(parts, WIDTH, HEADS)
-    if shown is None and parts.layers:
+    shown = _shown(parts, WIDTH, HEADS) if parts else None
+    of_layers = _parts(function, of_layers=True) if shown is None else None
+    if of_layers is not None and (found_of_layers := _shown(of_layers, WIDTH, HEADS)) is not None:
+        parts, shown = of_layers, found_of_layers
+    if parts is None or (shown is None and parts.layers):
         return None
     counts_heads = shown is None or shown.headed or bool(parts.supplied or parts.settings or parts.globals)
     found = shown or Shown(0, "torch", {}, headed=False)
@@ -173,12 +174,13 @@ def weighted_function(function: Any) -> type[nn.Module] | None:
     return cast("type[nn.Module]", mirror_class(function, made, built, parts.called))
 
 
-def _parts(function: Any) -> Weighted | None:
+def _parts(function: Any, of_layers: bool = False) -> Weighted | None:
+    """Its parameters; `of_layers`: what is named as a layer is a weight, and no dictionary."""
     signature = safe_call(lambda: inspect.signature(function)).value
     if signature is None or isinstance(function, type):
         return None
     every = [p for p in signature.parameters.values() if not is_variadic(p)]
-    weights = [p for p in every if is_given(p)]
+    weights = [p for p in every if is_given(p, of_layers)]
     layers = [] if weights else layers_of(every)
     roles = {each for p in weights for each in roles_in(p.name)}
     rest = [p for p in every if p not in (*weights, *layers)]

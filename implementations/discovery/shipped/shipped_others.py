@@ -23,7 +23,8 @@ from attention_conformance.implementations.discovery.shipped.shipped_mods import
 from attention_conformance.implementations.discovery.shipped.shipped_paged import PAGED
 from attention_conformance.implementations.discovery.shipped.shipped_planned import PLANNED, to_the_left
 from attention_conformance.implementations.discovery.shipped.shipped_quantised import QUANTISED
-from attention_conformance.spec.cases import Case, Padding
+from attention_conformance.implementations.discovery.signatures import required, signature_of
+from attention_conformance.spec.cases import Case, MaskShape, Padding
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.masks import real_keys
 from attention_conformance.spec.optional import optional
@@ -37,7 +38,9 @@ FLASHINFER = {
     "rotary_base": "rope_theta",
 }
 GROUPS, SAMPLES = "with its heads in groups, (B, L, G, H, d)", "without an axis of heads, (B * H, L, d)"
-WHERE_TAKEN = (GROUPS, SAMPLES, IN_BLOCKS)
+SIDE_BY_SIDE = "with all heads in one axis, (B, L, H * d)"
+"""A way to call ONNX's operator, which takes the numbers of heads for that."""
+WHERE_TAKEN = (GROUPS, SAMPLES, IN_BLOCKS, SIDE_BY_SIDE)
 """Ways that are documented, and that not all functions with these parameters offer."""
 BOTTOM_RIGHT = {"causal-alignment": "bottom-right", "log-sum-exp-base": "2"}
 
@@ -179,8 +182,16 @@ def _joining_sides(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def from_the_real_end(case: Case) -> Case | Unsupported:
-    """The fit of lengths with which the last query stands at the last real key, where they meet the causal flag."""
+    """The fit of ONNX: with lengths, the last query stands at the last real key where they meet the causal flag.
+
+    Masks that are shorter than the keys hide the rest, and are not repeated; queries and keys are multiplied by the
+    square root of the scale.
+    """
+    if (case.scale or 0.0) < 0:
+        return Unsupported("ONNX's operator takes the square root of the scale")
     fitted = lengths_of_samples(case)
+    if fitted.mask_shape is MaskShape.QUERIES:
+        fitted = replace(fitted, mask_shape=MaskShape.SAMPLE)
     if not (fitted.causal and fitted.padding is Padding.LENGTHS):
         return fitted
     queries = max(1, fitted.sizes.query_length)
@@ -190,11 +201,34 @@ def from_the_real_end(case: Case) -> Case | Unsupported:
 
 
 def onnx(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
-    """(B, H, L, d) each, with the counts of heads; keys and values of a cache are returned after the output."""
-    given = {**shipped.keywords(options), "q_num_heads": query.shape[1], "kv_num_heads": key.shape[1]}
+    """(B, H, L, d) each, and the counts of heads if they are needed; a cache is returned after the output."""
+    counts = {name: count for name, count in _counts(query, key).items() if name in _needed(shipped.function)}
+    return _answer_of_onnx(shipped, (query, key, value), {**shipped.keywords(options), **counts})
+
+
+def heads_side_by_side(shipped: Shipped, query: Any, key: Any, value: Any, options: dict[str, Any]) -> Any:
+    """(B, L, H * d) each, with the counts of heads, and the output as it lies."""
+    flat = (x.swapaxes(1, 2).reshape((x.shape[0], x.shape[2], x.shape[1] * x.shape[3])) for x in (query, key, value))
+    answer = _answer_of_onnx(shipped, tuple(flat), {**shipped.keywords(options), **_counts(query, key)})
+    output, extras = first(answer)
+    samples, heads, length = query.shape[:3]
+    return joined(output.reshape((samples, length, heads, value.shape[-1])).swapaxes(1, 2), *extras)
+
+
+@cache
+def _needed(function: Callable[..., Any]) -> frozenset[str]:
+    """Its parameters that have to be given."""
+    return frozenset(p.name for p in signature_of(function).parameters.values() if required(p))
+
+
+def _counts(query: Any, key: Any) -> dict[str, int]:
+    return {"q_num_heads": query.shape[1], "kv_num_heads": key.shape[1]}
+
+
+def _answer_of_onnx(shipped: Shipped, inputs: tuple[Any, ...], given: dict[str, Any]) -> Any:
     if "qk_matmul_output_mode" not in shipped.names:
-        return first(shipped.function(query, key, value, **given))[0]
-    output, extras = first(shipped.function(query, key, value, **given, qk_matmul_output_mode=3))
+        return first(shipped.function(*inputs, **given))[0]
+    output, extras = first(shipped.function(*inputs, **given, qk_matmul_output_mode=3))
     return joined(output, *extras[2:3])
 
 
@@ -256,6 +290,7 @@ OTHERS = (
         onnx,
         {name: name for name in ("attn_mask", "is_causal", "scale", "softcap")} | {"valid_lens": "nonpad_kv_seqlen"},
         fit=from_the_real_end,
+        ways={SIDE_BY_SIDE: (frozenset(), heads_side_by_side)},
     ),
 )
 

@@ -65,6 +65,30 @@ def test_dropout_of_what_is_always_causal(make: Make, dropped: str, wrong: bool)
     assert bool(failing(make(FUNCTION.format(dropped=dropped)), *CLAUSES)) is wrong
 
 
+OWN_MODE = """
+def f(q, k, v, p_drop=0.0, {mode}, generator=None):
+    \"\"\"Dropout in training alone.\"\"\"
+    p = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+    if {training} and p_drop > 0:
+        keep = torch.rand(p.shape, generator=generator) {compared} p_drop
+        p = p * keep / (1 - p_drop)
+    return p @ v, p
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "training"),
+    [("train=False", "train"), ("deterministic=True", "not deterministic"), ("train=False", "True")],
+)
+@pytest.mark.parametrize("compared", [">=", "<"])
+def test_modes_of_functions_have_names_of_their_own(make: Make, mode: str, training: str, compared: str) -> None:
+    made = make(OWN_MODE.format(mode=mode, training=training, compared=compared))
+    assert any(f"its {mode.partition('=')[0]!r} is" in each for each in made.stated)
+    wrong = {"dropout.rate"} if compared == "<" else set()
+    wrong |= {"dropout.evaluation"} if training == "True" else set()
+    assert failing(made, *CLAUSES, "dropout.evaluation") == wrong
+
+
 @pytest.mark.parametrize(("dropped", "wrong"), [("self.dropout(p)", False), ("p", True), ("self.dropout(p) / 2", True)])
 @pytest.mark.parametrize("by_default", [False, True])
 def test_rates_of_dropout_in_settings(make: Make, dropped: str, wrong: bool, by_default: bool) -> None:

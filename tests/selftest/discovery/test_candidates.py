@@ -1,5 +1,6 @@
 """Candidates: what functions claim by their parameters and a few calls, and what is refused how."""
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,20 @@ USABLE = "give a function of query, key and value or a module class"
 A_TENSOR = "return a tensor, or a tuple that begins with it"
 UNCALLED = "it cannot be called with query, key and value of shape (B, H, L, d)"
 
+UNUSABLE = """
+class Odd(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise RuntimeError("no operation is supported")
+
+calls = []
+
+def f(query, key, value):
+    calls.append(1)
+    open("calls", "w").write("." * len(calls))
+    x = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+    return x if len(calls) <= {first} else {change}
+"""
 MASK_AND_BIAS = """
 def f(x, y, z, bias=None, attention_mask=None, causal=False, scale=None):
     assert bias is None or bias.dtype is not torch.bool
@@ -178,6 +193,13 @@ def f(q, k, v, mask=None):
         problem = build(Case(scale=2.0, module=None), "float32").forward_only()
         with pytest.raises(TypeError, match="a NumPy array was expected, got str"):
             result.run(problem, "cpu")
+
+    @pytest.mark.parametrize("first", [0, 3, 15, 36])
+    @pytest.mark.parametrize("change", ["x + 1j", "torch.nested.nested_tensor(list(x))", "x.as_subclass(Odd)", "None"])
+    def test_an_answer_that_is_unusable_from_one_call_on(self, make: Make, change: str, first: int) -> None:
+        with suppress(TargetError):  # nothing else is raised, at whichever call of those that look at it
+            make(UNUSABLE.format(change=change, first=first))
+        assert len(Path("calls").read_text()) > first
 
 
 class TestAnswers:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
 
 CLASS = """
 class Attention:
@@ -68,3 +68,17 @@ def test_weights_in_dictionaries(make: Make, parts: dict[str, str]) -> None:
 def test_a_wrong_one_with_dictionaries_is_accused(make: Make) -> None:
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(make(LAYERS.format(width="x.shape[-1]", **OF_LAYERS)), "float64")
+
+
+PROJECTIONS = """
+def f(x, in_proj, out_proj, n_heads, causal=True):
+    n, b, _ = x.shape
+    q, k, v = (split(each.transpose(0, 1), n_heads) for each in torch.nn.functional.linear(x, in_proj).chunk(3, -1))
+    y = attend(q, k, v, causal=causal, scale={scale})[0]
+    return torch.nn.functional.linear(y.transpose(1, 2).flatten(2).transpose(0, 1), out_proj)
+"""
+
+
+@pytest.mark.parametrize(("scale", "wrong"), [("None", False), ("x.shape[-1] ** -0.5", True)])
+def test_weights_that_are_named_as_layers(make: Make, scale: str, wrong: bool) -> None:
+    assert bool(failing(make(PROJECTIONS.format(scale=scale)), "scores.*", "projections.*")) is wrong

@@ -32,7 +32,7 @@ def function(name: str, masked: str, parameters: str = "") -> str:
     return FUNCTION.format(name=name, masked=masked, parameters=parameters or f"{name}=None")
 
 
-@pytest.mark.parametrize("name", ["memory_mask", "encoder_padding_mask", "context_valid_mask"])
+@pytest.mark.parametrize("name", ["memory_mask", "memory_token_mask", "encoder_padding_mask", "context_valid_mask"])
 def test_one_of_another_sequence_is_judged(make: Make, name: str) -> None:
     made = make(CROSS.format(name=name, hidden=f"~{name}[:, None, None]"))
     assert Feature.KEY_PADDING in made.claims

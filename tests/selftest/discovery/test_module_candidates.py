@@ -274,7 +274,7 @@ class TestRefusals:
         ("init", "message"),
         [
             ("pass", f"it has no parameter for the query projection: use {ACCEPTED}"),
-            ("self.norm = nn.BatchNorm1d(12)", f"{UNKNOWN} 'norm.weight' (12,): use {ACCEPTED}"),
+            ("self.bent = nn.PReLU(12)", f"{UNKNOWN} 'bent.weight' (12,): use {ACCEPTED}"),
             ("self.w_q = nn.Parameter(torch.zeros(12, 12))", f"{UNKNOWN} 'w_q' (12, 12): use {ACCEPTED}"),
             ("self.q = nn.Bilinear(12, 12, 12)", f"{UNKNOWN} 'q.weight' (12, 12, 12): use {ACCEPTED}"),
             (

@@ -10,7 +10,7 @@ from attention_conformance.implementations.discovery.modules.constructors import
 from attention_conformance.spec.cases import Case, MaskKind, MaskShape
 from attention_conformance.spec.conventions import RotaryPairing
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, refused
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing, refused
 
 START = """
 def heads_of(x, h):
@@ -269,3 +269,30 @@ class f(nn.Module):
 """,
     )
     assert "heads of 4 components raise ValueError: not enough values" in message
+
+
+WIDE_VALUES = """
+class f(nn.Module):
+    def __init__(self, {parameters}):
+        super().__init__()
+        self.h, self.d_k, self.d_v = n_head, {d_k}, {d_v}
+        self.w_q, self.w_k = nn.Linear(d_model, n_head * self.d_k), nn.Linear(d_model, n_head * self.d_k)
+        self.w_v, self.fc = nn.Linear(d_model, n_head * self.d_v), nn.Linear(n_head * self.d_v, d_model)
+    def forward(self, q, k, v):
+        q, k, v = (split(w(x), self.h) for w, x in ((self.w_q, q), (self.w_k, k), (self.w_v, v)))
+        return self.fc(((q @ k.mT / self.{scale} ** 0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+OF_EACH_HEAD = {"parameters": "n_head, d_model, d_k, d_v", "d_k": "d_k", "d_v": "d_v"}
+OF_ALL_HEADS = {
+    "parameters": "d_model, n_head, v_channels=None",
+    "d_k": "d_model // n_head",
+    "d_v": "(v_channels or d_model) // n_head",
+}
+
+
+@pytest.mark.parametrize(("scale", "wrong"), [("d_k", False), ("d_v", True)])
+@pytest.mark.parametrize("form", [OF_EACH_HEAD, OF_ALL_HEADS], ids=["of each head", "of all heads"])
+def test_values_of_a_width_of_their_own(make: Make, form: dict[str, str], scale: str, wrong: bool) -> None:
+    made = make(WIDE_VALUES.format(**form, scale=scale))
+    assert Feature.VALUE_WIDTH in made.claims.features
+    assert bool(failing(made, "scores.scale-default", "values.weighted-sum")) is wrong

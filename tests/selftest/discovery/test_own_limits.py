@@ -214,6 +214,30 @@ def test_positions_that_are_not_added_to_values(make: Make, value: str, wrong: b
     assert bool(failing(made, "modules.as-built")) is wrong
 
 
+DETR_MEMORY = """
+class f(nn.Module):
+    def __init__(self, d_model, nhead):
+        super().__init__()
+        self.nhead = nhead
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def with_pos_embed(self, tensor, pos):
+        return tensor if pos is None else tensor + pos
+
+    def forward(self, tgt, memory, pos=None, query_pos=None):
+        q, k = self.with_pos_embed(tgt, query_pos), self.with_pos_embed(memory, pos)
+        q, k, v = (split(w(x).transpose(0, 1), self.nhead)
+                   for w, x in ((self.q_proj, q), (self.k_proj, k), (self.v_proj, {value})))
+        return self.out_proj(attend(q, k, v)[0].transpose(1, 2).flatten(2)).transpose(0, 1)
+"""
+
+
+@pytest.mark.parametrize(("value", "wrong"), [("memory", False), ("k", True)])
+def test_positions_of_queries_and_of_a_memory(make: Make, value: str, wrong: bool) -> None:
+    made = make(DETR_MEMORY.format(value=value.replace("k", "self.with_pos_embed(memory, pos)")))
+    assert bool(failing(made, "modules.as-built")) is wrong
+
+
 CONTEXT = """
 class f(nn.Module):
     def __init__(self, dim, heads):

@@ -42,6 +42,29 @@ def test_documentation_states_whether_a_window_counts_the_own_key(
     assert bool(failing(make(WINDOW.format(stated=stated, limit=limit)), "scores.*", "softmax.*")) is wrong
 
 
+NUMBER = """
+def f(q, k, v, window):
+    \"\"\"{stated}\"\"\"
+    at = torch.arange(q.shape[2])
+    ahead = at - at[:, None]
+    return attend(q, k, v, (ahead <= 0) & (-ahead {limit} window))[0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("stated", "limit", "wrong"),
+    [
+        ("A token attends to at most ``window`` tokens, itself being one of them.", "<", False),
+        ("A token attends to at most ``window`` tokens, itself being one of them.", "<=", True),
+        ("Causal; window=1 returns v.", "<=", True),
+        ("Causal; a window of 3 tokens besides itself.", "<", True),
+        ("Causal; tokens of a window attend to themselves, too.", "<=", False),
+    ],
+)
+def test_documentation_states_it_of_functions(make: Make, stated: str, limit: str, wrong: bool) -> None:
+    assert bool(failing(make(NUMBER.format(stated=stated, limit=limit)), "window.*")) is wrong
+
+
 OF_IMAGES = '''
 class f(nn.Module):
     """x: (num_images * num_windows, N, dim); mask: (num_windows, N, N), added."""

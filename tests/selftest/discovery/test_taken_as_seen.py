@@ -183,3 +183,19 @@ def test_heads_that_do_not_divide_the_width_may_be_refused_in_the_first_call(
 ) -> None:
     (verdict,) = run(make(ITS_OWN_HEADS.replace("SPLIT", split)), ("errors.heads",), ("float32",))
     assert verdict.status is status
+
+
+@pytest.mark.parametrize(
+    ("stated", "binding"),
+    [
+        ("Scores and the softmax are computed in float32.", True),
+        ("* ``upcast``: the scores and the softmax are computed in float32.", False),
+        ("Args:\n        upcast (bool): the scores are computed in float32.", False),
+        ("With ``upcast`` the scores are computed in float32.", False),
+        ("Scores are computed in float32 where attn_mask is added.", True),
+    ],
+)
+def test_scores_in_float32_bind_where_no_option_makes_them_so(make: Make, stated: str, binding: bool) -> None:
+    document = f'"""Softmax attention.\n\n    {stated}\n    """'
+    made = make(f"def f(q, k, v, upcast=None):\n    {document}\n    return ({SCORES}).softmax(-1) @ v")
+    assert (Feature.WIDE_SCORES in made.claims.features) is binding

@@ -34,6 +34,12 @@ def f(query, key, value, mask=None, {parameter}):
         ("dropout=None", "p = p if dropout is None else dropout(p)", set()),
         ("dropout=0.0", "p = F.dropout(p, dropout) if dropout else p", set()),
         ("dropout=None, training=True", "p = p if dropout is None or not training else dropout(p)", set()),
+        ("dropout=0.0, training=False", "p = F.dropout(p, dropout, training)", set()),
+        (
+            "dropout=0.0, training=False",
+            "p = p * (torch.rand_like(p) < dropout) / (1 - dropout) if training else p",
+            {"dropout.rate"},
+        ),
         ("dropout=None", "p = p if dropout is None else F.dropout(p, dropout.p)", {"dropout.evaluation"}),
         ("dropout=None", "p = p if dropout is None else dropout(torch.ones_like(p[:1])) * p", {"dropout.independent"}),
         ("drop_rate=0.0", "p = F.dropout(p, drop_rate * 0.5) if drop_rate else p", {"dropout.rate", "dropout.factors"}),
@@ -45,7 +51,7 @@ def test_dropout_as_a_layer_or_a_rate_of_another_name(
     text = DROPPING.format(parameter=parameter, dropped=dropped)
     made = make(text)
     assert Feature.DROPOUT in made.claims
-    assert (Feature.EVALUATION in made.claims) is ("None" in parameter)
+    assert (Feature.EVALUATION in made.claims) is ("None" in parameter or "training" in parameter)
     found = {each.clause for each in run(made, ("dropout.*",), ("float32",)) if each.status is Status.FAIL}
     assert found >= wrong
     assert bool(found) is bool(wrong)
@@ -83,7 +89,7 @@ def f(q, k, v, causal=False):
         ("q (B, Lq, H, D), k (B, Lk, H, D), v (B, Lk, H, Dv).", "None", True),
         ("query (batch, heads, q_length, dim), key (batch, heads, k_length, dim).", "None", True),
         ("q, k, v: (B, H, N, D).", "n ** -0.5", True),
-        ("Attention.", "None", True),
+        ("Attention.", "None", False),
     ],
 )
 def test_one_length_is_claimed_alone_where_it_is_documented(

@@ -1,5 +1,6 @@
 """A candidate's project may have packages named as the suite's folders are: it gets its own."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,14 @@ def test_the_failure_of_an_import_names_the_line(project: Path) -> None:
     write(project, "failing.py", "from spec.part import call\n\nraise ValueError(call())\n")
     with forgotten(*NAMES), pytest.raises(TargetError, match=r"ValueError: project, spec \(failing.py, line 3\)"):
         load_target("failing.py:f")
+
+
+def test_sessions_in_this_process_drop_what_is_theirs_and_no_library(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, theirs = "torch.utils.benchmark", "module_of_the_session"
+    monkeypatch.delitem(sys.modules, library, raising=False)
+    text = f"import {theirs}\nimport {library}\n\ndef test_it(): pass\n"
+    pytester.makepyfile(**{theirs: "", "test_of_session": text})
+    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+    assert [name in sys.modules for name in (library, theirs)] == [True, False]

@@ -1,0 +1,145 @@
+"""Documentation: which function of queries and keys it states, by its own sentences and by the functions it calls."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from textwrap import dedent
+
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.documented import sentences_of, split, unconditional
+
+DENIED = re.compile(
+    r"\b(?:unlike|not|never|no|nor|without|differs?|different|other than|instead of|rather than|incompatible)\b|n't\b",
+    re.IGNORECASE,
+)
+"""Words before which, or with which, something is not stated."""
+BEFORE = 40
+"""Characters in which such a word may stand before it."""
+
+
+def _stated(words: re.Pattern[str], sentence: str) -> bool:
+    """Whether a sentence has these words, and no denial in them or shortly before them."""
+    found = words.search(sentence)
+    return found is not None and not DENIED.search(sentence[max(0, found.start() - BEFORE) : found.end()])
+
+
+SCORES = r"(?:scores?|logits?|dot[- ]products?)"
+UNSCALED = re.compile(
+    rf"\b{SCORES} (?:is|are) (?:not scaled|unscaled)\b|\b(?:unscaled|no scaling of(?: the)?) {SCORES}\b"
+    r"|\b(?:no|without|lacks?)(?: the)?(?: usual)? 1 ?/ ?sqrt",
+    re.IGNORECASE,
+)
+"""How a text states that scores are not scaled."""
+OF_T5 = re.compile(r"(?:^|_)(?:u?m)?t5(?:_|$)|(?<![A-Z])(?:U?M)?T5(?![a-z])")
+"""Names of T5's attention, which does not scale scores."""
+
+
+def states_unscaled(target: object) -> bool:
+    """Whether its name, T5's, or its documentation states that scores are not scaled; options state nothing."""
+    named = OF_T5.search(getattr(target, "__name__", "")) is not None
+    return named or any(map(UNSCALED.search, split(unconditional(target))))
+
+
+OF_TORCH = re.compile(
+    r"\b(?:state[ _]?dicts?|checkpoints?|parameters|weights|layout of in_proj_weight)\b.{0,60}\bmultiheadattention\b",
+    re.IGNORECASE,
+)
+"""Words for parameters that are those of torch.nn.MultiheadAttention."""
+
+
+def states_torchs_parameters(target: object) -> bool:
+    """Whether its documentation states that its parameters are those of torch.nn.MultiheadAttention."""
+    return any(_stated(OF_TORCH, each) for each in sentences_of(target))
+
+
+ITSELF = r"(?:itself|the (?:token|query|position|current \w+) itself|its own)"
+ONE_LESS = re.compile(
+    rf"(?:-|minus) ?(?:1|one)\b.{{0,40}}\b(?:plus|besides|in addition to|and) {ITSELF}\b"
+    rf"|\b{ITSELF} and (?:the |its )?(?:\w+ )??[\w.]+ ?(?:-|minus) ?(?:1|one)\b"
+    rf"|\bno(?:thing)?(?: \w+){{0,2}} (?:besides|but|except|other than) {ITSELF}\b"
+    r"|\bwindow ?(?:=+|of) ?(?:1|one) (?:returns? (?:its own |the )?v(?:alues?)?|is (?:itself|the token) alone)\b",
+    re.IGNORECASE,
+)
+"""Words for a window of the query's own key and one key less before it."""
+COUNTED = re.compile(
+    rf"\b(?:tokens?|keys|positions) in (?:all|total)\b|\b{ITSELF} (?:is |being )?(?:included|counted|one of th\w+)\b"
+    rf"|\b(?:including|counting|counts) {ITSELF}\b",
+    re.IGNORECASE,
+)
+NOT_COUNTED = re.compile(
+    rf"\b(?:besides|in addition to|plus|next to|not (?:including|counting)|without counting|never counts) {ITSELF}\b",
+    re.IGNORECASE,
+)
+"""Words for a window that counts the query's own key, and for one of the keys before it alone."""
+
+
+def states_own_counted(target: object) -> bool | None:
+    """Whether a window counts the query's own key by its documentation; None where that states neither, or both.
+
+    Only sentences that name a window are read: others count tokens, too.
+    """
+    stated = {_own_counted(each) for each in sentences_of(target) if "window" in each.lower()} - {None}
+    return stated.pop() if len(stated) == 1 else None
+
+
+def _own_counted(sentence: str) -> bool | None:
+    if ONE_LESS.search(sentence):
+        return True
+    if NOT_COUNTED.search(sentence):
+        return False
+    return True if _stated(COUNTED, sentence) else None
+
+
+OWN_KEY = r"(?:itself(?! an?\b)|its own (?:key|token))"
+NOT_ITSELF = re.compile(
+    rf"\b(?:reads?|sees?|attends?)\b.{{0,40}}\b(?:not|never|excluding|except)(?: to)? {OWN_KEY}\b"
+    rf"|\b(?:not|never) (?:see|attend to|read) {OWN_KEY}\b",
+    re.IGNORECASE,
+)
+"""Words for queries that do not see the keys at their own places."""
+
+
+def states_own_unseen(target: object) -> bool:
+    """Whether a query does not see its own key by its documentation; options and windows state nothing."""
+    sentences = (each for each in split(unconditional(target)) if "window" not in each.lower())
+    return any(NOT_ITSELF.search(each) and not re.search(r"\b(?:if|when|unless)\b", each) for each in sentences)
+
+
+OF_INFERENCE = re.compile(
+    r"\b(?:decoding|ring[- ]buffer|(?:inference|decoding)[- ]only|only (?:for|at|in) inference|inference alone)\b",
+    re.IGNORECASE,
+)
+"""Words for what nobody differentiates."""
+OF_TRAINING = re.compile(r"\b(?:train\w*|gradients?|backward|differentia\w+)\b", re.IGNORECASE)
+"""Words that state that somebody does."""
+
+
+def is_for_inference(target: object) -> bool:
+    """Whether it is for inference by its own documentation, or by the first sentence of its file."""
+    file = sentences_of(sys.modules.get(getattr(target, "__module__", "")))[:1]
+    sentences = [*sentences_of(target), *file]
+    return any(map(OF_INFERENCE.search, sentences)) and not any(map(OF_TRAINING.search, sentences))
+
+
+OF_ZERO_KEY = re.compile(
+    r"\bsoftmax[-_ ]?(?:1|one|plus[-_ ]?one|off[-_ ]?by[-_ ]?one)\b|\bquiet[-_ ]?(?:softmax|attention)\b"
+    r"|\battention is off by one\b|\b1(?:\.0)? ?\+ ?(?:the )?(?:\\?sum|Σ)|\bzero[-_ ]attn\b",
+    re.IGNORECASE,
+)
+"""Words for a softmax with one more term in its sum, exp(0), which is a key of zeros."""
+
+
+def states_zero_key(target: object) -> bool:
+    """Whether its documentation, or the name of a function that it calls, is of such a softmax; options are not."""
+    stated = any(_stated(OF_ZERO_KEY, each) for each in split(unconditional(target)))
+    return stated or any(map(OF_ZERO_KEY.search, _called(target)))
+
+
+def _called(target: object) -> list[str]:
+    """The names of the functions that its code calls."""
+    code = safe_call(lambda: ast.parse(dedent(inspect.getsource(target)))).value  # type: ignore[arg-type]
+    calls = (each.func for each in ast.walk(code) if isinstance(each, ast.Call)) if code is not None else ()
+    return [each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in calls]

@@ -1,0 +1,109 @@
+"""Functions with T5's biases of distances, whose table of buckets has a name of its own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.probe import first_part
+from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
+from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
+from attention_conformance.spec.optional import optional
+
+torch = optional("torch")
+KNOWN = "bucketed_bias"
+DIRECTIONS = "bidirectional"
+COMPANIONS = {"max_distance", DIRECTIONS}
+"""Parameters of which one stands next to such a table."""
+WORDS = {"bias", "biases", "table", "rel", "relative", "emb", "embedding", "embeddings"}
+"""Of which one is in its name."""
+ROWS, SIZE = 8, 6
+"""Of a table that is tried, and heads and tokens of the call."""
+
+
+@dataclass(frozen=True)
+class BucketTable:
+    """A function as one of `bucketed_bias`, (buckets, H).
+
+    Attributes:
+        function: it.
+        own: its parameter.
+        causal: whether it hides later keys where its biases are of earlier ones alone; then these are not judged.
+    """
+
+    function: Callable[..., Any]
+    own: str
+    causal: bool = False
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        parameters = signature_of(self.function).parameters.values()
+        left = [p for p in parameters if not (self.causal and p.name == DIRECTIONS)]
+        return inspect.Signature([p.replace(name=KNOWN) if p.name == self.own else p for p in left])
+
+    @property
+    def about(self) -> str:
+        """For a note."""
+        table = f"its {self.own!r} is a table of T5's buckets"
+        return f"{table}; {DIRECTIONS!r} not judged: where it is False, later keys are hidden" if self.causal else table
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """The function's answer."""
+        given = {self.own if name == KNOWN else name: each for name, each in options.items()}
+        return self.function(*inputs, **given)
+
+
+def with_bucket_table(function: Callable[..., Any]) -> BucketTable | None:
+    """The function, where one parameter next to those of T5's biases is their table; None for any other."""
+    signature = signature_of(function)
+    names, inputs = set(signature.parameters), [p.name for p in positional(signature)[:3]]
+    free = [p for p in signature.parameters.values() if required(p) or p.default is None]
+    own = [p.name for p in free if p.name not in inputs and p.name not in KNOWN_NAMES and _names_table(p.name)]
+    if not names & COMPANIONS or KNOWN in names or len(own) != 1 or not _reads(function, own[0]):
+        return None
+    return BucketTable(function, own[0], DIRECTIONS in names and _hides_later(function, own[0]))
+
+
+def _names_table(name: str) -> bool:
+    return bool(WORDS & {*name.lower().split("_")})
+
+
+def _reads(function: Callable[..., Any], own: str) -> bool:
+    """Whether another first row of a table changes the answer."""
+    query, key, value = _inputs()
+    table = torch.zeros(ROWS, SIZE)
+    other = table.clone()
+    other[0] += 1.0
+    rows = [_answer(function, query, key, value, **{own: each}) for each in (table, other)]
+    return all(row is not None and row.shape == value.shape for row in rows) and not torch.equal(*rows)
+
+
+def _hides_later(function: Callable[..., Any], own: str) -> bool:
+    """Whether the last key changes no other query's answer, where biases are of earlier keys alone.
+
+    Whichever axis is that of the tokens: the last head changes no other head's in any case.
+    """
+    query, key, value = _inputs()
+    options = {own: torch.zeros(ROWS, SIZE), DIRECTIONS: False}
+    plain = _answer(function, query, key, value, **options)
+    for axis in (1, 2):
+        other = value.clone()
+        other.select(axis, -1).add_(1.0)
+        changed = _answer(function, query, key, other, **options)
+        if plain is None or changed is None or plain.shape != value.shape or changed.shape != value.shape:
+            return False
+        if not torch.equal(plain.narrow(axis, 0, SIZE - 1), changed.narrow(axis, 0, SIZE - 1)):
+            return False
+    return True
+
+
+def _inputs() -> tuple[Any, ...]:
+    return tuple(torch.randn(3, 2, SIZE, SIZE, 4, generator=torch.Generator().manual_seed(5)))
+
+
+def _answer(function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    return first_part(safe_call(partial(function, *inputs, **options)).value)

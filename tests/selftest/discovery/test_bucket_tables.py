@@ -1,0 +1,41 @@
+"""Functions of T5's biases of distances, whose table has a name of its own."""
+
+import pytest
+
+from attention_conformance.spec.conventions import DefaultScale
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.selftest.discovery.making import Make, failing
+
+T5 = """
+def t5_attention(q, k, v, {table}bidirectional=True, max_distance=128):
+    at, places = torch.arange(k.shape[2]), torch.arange(q.shape[2])[:, None]
+    far, count = {ahead}, len(own) // (2 if bidirectional else 1)
+    rows = (far > 0) * count if bidirectional else 0
+    far = far.abs() if bidirectional else (-far).clamp(min=0)
+    exact = count // 2
+    log = (far.clamp(min=1).float() / exact).log() / math.log(max_distance / exact) * (count - exact)
+    rows = rows + torch.where(far < exact, far, (exact + log.long()).clamp(max=count - 1))
+    s = q @ k.mT + own[rows].permute(2, 0, 1)
+    if not bidirectional and {causal}:
+        s = s.masked_fill(at > places, -torch.inf)
+    return s.softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize("name", ["rel_bias", "bias_table"])
+@pytest.mark.parametrize(
+    ("ahead", "causal", "wrong"),
+    [("at - places", False, False), ("at - places", True, False), ("places - at", False, True)],
+)
+def test_the_table_of_buckets_has_any_name(make: Make, name: str, ahead: str, causal: bool, wrong: bool) -> None:
+    text = T5.format(table=f"{name}, ", ahead=ahead, causal=causal).replace("own", name)
+    made = make(text, "t5_attention")
+    assert made.claims.conventions.default_scale is DefaultScale.ONE
+    assert Feature.BUCKETED_BIAS in made.claims
+    assert (Feature.BUCKET_DIRECTIONS in made.claims) is not causal
+    assert bool(failing(made, "scores.scale-default", "bucketed-bias.*")) is wrong
+
+
+def test_another_parameter_is_no_table(make: Make) -> None:
+    text = "def f(q, k, v, rel_bias=None, max_len=128):\n    return attend(q, k, v)[0]"
+    assert Feature.BUCKETED_BIAS not in make(text).claims

@@ -1,0 +1,120 @@
+"""Which texts state which function of queries and keys: denials, options and remarks state nothing."""
+
+from collections.abc import Callable
+
+import pytest
+
+from attention_conformance.implementations.discovery.documented_equations import (
+    is_for_inference,
+    states_own_counted,
+    states_own_unseen,
+    states_torchs_parameters,
+    states_unscaled,
+    states_zero_key,
+)
+
+
+def documented(text: str, name: str = "attend") -> Callable[..., object]:
+    def function(q: object, k: object, v: object, window: int = 0, quiet: bool = False) -> object:
+        return q
+
+    function.__doc__, function.__name__ = text, name
+    return function
+
+
+@pytest.mark.parametrize(
+    ("text", "counted"),
+    [
+        ("A token attends to at most ``window`` tokens, itself being one of them.", True),
+        ("A window of itself and the previous ``window - 1`` tokens.", True),
+        ("It attends to the previous window - 1 tokens plus itself.", True),
+        ("The window - 1 tokens before it, in addition to itself.", True),
+        ("With window=1 a query sees no key besides itself.", True),
+        ("window: the number of keys, including itself", True),
+        ("window: the number of earlier keys, not counting itself", False),
+        ("The window never counts itself.", False),
+        ("window: earlier keys, without counting itself", False),
+        ("A window of tokens besides itself.", False),
+        ("A window of tokens.", None),
+        ("Tokens in all: n. A window slides.", None),
+    ],
+)
+def test_whether_a_window_counts_the_own_key(text: str, counted: bool | None) -> None:
+    assert states_own_counted(documented(text)) is counted
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ("The weights are those of nn.MultiheadAttention.", True),
+        ("It has the layout of ``in_proj_weight`` in ``nn.MultiheadAttention``.", True),
+        ("Unlike the layout of ``in_proj_weight`` in ``nn.MultiheadAttention``, it is head by head.", False),
+        ("This is not the layout of ``in_proj_weight`` in ``nn.MultiheadAttention``.", False),
+        ("Its weights differ from those of nn.MultiheadAttention.", False),
+    ],
+)
+def test_whether_parameters_are_those_of_torch(text: str, stated: bool) -> None:
+    assert states_torchs_parameters(documented(text)) is stated
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "stated"),
+    [
+        ("There is no 1/sqrt(d) in T5.", "attend", True),
+        ("The scores are not scaled.", "attend", True),
+        ("Attention.", "t5_attention", True),
+        ("Attention.", "T5Attention", True),
+        ("Attention.", "MyMT5SelfAttention", True),
+        ("Attention.", "GPT5Attention", False),
+        ("Attention.", "attention_variant5", False),
+        ("Attention.", "gpt5_attention", False),
+        ("Without scaling the dot products grow large.", "attend", False),
+        ("quiet: for unscaled scores", "attend", False),
+        ("Values are not scaled.", "attend", False),
+    ],
+)
+def test_whether_scores_are_scaled(text: str, name: str, stated: bool) -> None:
+    assert states_unscaled(documented(text, name)) is stated
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ("Sliding-window decoding from a ring buffer.", True),
+        ("Only for inference.", True),
+        ("For training and inference.", False),
+        ("Mask generation.", False),
+        ("Decoding; its gradients are those of the plain one.", False),
+    ],
+)
+def test_whether_it_is_for_inference(text: str, stated: bool) -> None:
+    assert is_for_inference(documented(text)) is stated
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ("Token t reads tokens 0 .. t-1, NOT itself.", True),
+        ("A query does not see itself.", True),
+        ("Strictly causal: position i sees keys j <= i.", False),
+        ("window: it sees earlier keys, excluding itself", False),
+        ("quiet: if False, a token does not attend to itself", False),
+        ("What it reads is not itself a mask.", False),
+    ],
+)
+def test_whether_a_query_sees_its_own_key(text: str, stated: bool) -> None:
+    assert states_own_unseen(documented(text)) is stated
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ('With "softmax1" in place of softmax.', True),
+        ("exp(s) / (1 + sum(exp(s)))", True),
+        ("There is no softmax1 here.", False),
+        ("Softmax rather than softmax_one.", False),
+        ("quiet: use softmax1 instead of softmax", False),
+    ],
+)
+def test_whether_a_key_of_zeros_takes_part(text: str, stated: bool) -> None:
+    assert states_zero_key(documented(text)) is stated
