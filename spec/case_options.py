@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -235,9 +236,15 @@ CASE_OPTIONS = (
 """In the order in which their arrays are drawn."""
 
 
+@lru_cache(maxsize=4096)
+def used_options(extension: Extension) -> tuple[CaseOption, ...]:
+    """Those that a case with this extension has; kept, as each call of a candidate asks for them."""
+    return tuple(option for option in CASE_OPTIONS if option.used(extension))
+
+
 def lacks_presumed(extension: Extension) -> bool:
     """Whether it has an option without what that presumes, and so means nothing; tables rotate as a base does."""
-    return any(option.used(extension) and not _presumed(option, extension) for option in CASE_OPTIONS)
+    return any(not _presumed(option, extension) for option in used_options(extension))
 
 
 def _presumed(option: CaseOption, extension: Extension) -> bool:

@@ -23,6 +23,7 @@ from attention_conformance.implementations.adapters.torch_module import (
     stored_at,
 )
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.global_state import torch_seeded
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.spec.problem import Array, Problem
 
@@ -131,8 +132,7 @@ class AsBuilt:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with torch_seeded(seed):
                 return in_mode(built(self.build, problem, device), False)
         finally:
             torch.set_default_dtype(before)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from attention_conformance.implementations.api.global_state import seed_torch
-from attention_conformance.spec.case_options import CASE_OPTIONS
+from attention_conformance.spec.case_options import used_options
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import NOTHING
 from attention_conformance.spec.optional import optional
@@ -82,7 +82,7 @@ def extra_options(problem: Problem, given: Mapping[str, Any]) -> dict[str, Any]:
     if problem.extension == NOTHING:
         return options
     arrays = {**given, **{LENGTHS[name]: _cumulative(problem, given, name) for name in LENGTHS if name in given}}
-    for option in filter(lambda option: option.used(problem.extension), CASE_OPTIONS):
+    for option in used_options(problem.extension):
         value = getattr(problem.extension, option.setting)
         options |= {name: arrays.get(name, value) for name in option.keywords}
     return options

@@ -7,7 +7,7 @@ from attention_conformance.implementations.api.contract import Claims, Unsupport
 from attention_conformance.implementations.api.safe_call import CandidateError, guarded
 from attention_conformance.spec.bucket_edges import undecided
 from attention_conformance.spec.case_limits import unusable
-from attention_conformance.spec.case_options import CASE_OPTIONS
+from attention_conformance.spec.case_options import used_options
 from attention_conformance.spec.cases import (
     BY_LENGTH,
     Case,
@@ -143,7 +143,7 @@ def required(case: Case) -> tuple[Feature, ...]:
         Feature.CACHE: bool(case.extension.chunks),
         Feature.STATIC_CACHE: case.extension.cache_length > case.sizes.key_length,
         Feature.RING_CACHE: 0 < case.extension.cache_length < case.sizes.key_length,
-        **{option.feature: option.used(case.extension) for option in CASE_OPTIONS},
+        **{option.feature: True for option in used_options(case.extension)},
     }
     return tuple(feature for feature, is_needed in needed.items() if is_needed)
 

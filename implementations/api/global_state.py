@@ -131,6 +131,14 @@ def random_states_from(seed: int) -> Iterator[None]:
     random.setstate(choices)
 
 
+@contextmanager
+def torch_seeded(seed: int) -> Iterator[None]:
+    """Starts the generators of torch alone at a seed, and puts that of the processor back."""
+    with torch.random.fork_rng(devices=[]):
+        seed_torch(seed)
+        yield
+
+
 def seed_torch(seed: int) -> None:
     """As torch.manual_seed, which takes down its stack each time for a device that is not in use."""
     torch.default_generator.manual_seed(seed)

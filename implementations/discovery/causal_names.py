@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS
 
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
@@ -37,7 +37,7 @@ def promises_causal(name: str, target: object) -> bool:
     called = [each for each in calls if each is not None] if isinstance(target, type) else [target]
     parameters = [parameter for each in called for parameter in _parameters(each)]
     chosen = any(CHOSEN.search(p.name.lower()) or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    text = safe_call(lambda: inspect.getsource(target)).value or ""  # type: ignore[arg-type]
+    text = code_of(target)
     return not chosen and not SETTING.search(text)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.spec.conventions import EmptyRow, Polarity
 
 SHOWN = (
@@ -204,7 +205,7 @@ def _lines(target: object, name: str) -> list[str]:
 
 
 def _comments(target: object) -> list[str]:
-    code = safe_call(lambda: inspect.getsource(target)).value or ""  # type: ignore[arg-type]
+    code = code_of(target)
     return [line.partition("#")[2] for line in code.splitlines() if "#" in line]
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 import sys
-from textwrap import dedent
 
-from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.code_text import tree_of
 from attention_conformance.implementations.discovery.documented import sentences_of, split, unconditional
 
 DENIED = re.compile(
@@ -140,6 +138,6 @@ def states_zero_key(target: object) -> bool:
 
 def _called(target: object) -> list[str]:
     """The names of the functions that its code calls."""
-    code = safe_call(lambda: ast.parse(dedent(inspect.getsource(target)))).value  # type: ignore[arg-type]
+    code = tree_of(target)
     calls = (each.func for each in ast.walk(code) if isinstance(each, ast.Call)) if code is not None else ()
     return [each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in calls]

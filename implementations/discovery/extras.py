@@ -1,16 +1,14 @@
 """Extras: what a callable returns in addition to its output, recognized by its shape."""
 
 import ast
-import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from textwrap import dedent
 from typing import Any
 
 from attention_conformance.implementations.adapters.native import bound
-from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.code_text import tree_of
 from attention_conformance.spec.features import Feature
 
 AXES: Mapping[str, str] = {"weights": "BHQK", "log_sum_exp": "BHQ", "averaged_weights": "BQK"}
@@ -72,7 +70,7 @@ def _arrangements(rearranged: bool) -> Iterator[tuple[str, str]]:
 def returns_scores(target: object) -> bool:
     """Whether a name in what a function, or a method of a class, returns is one of scores."""
     own: Any = getattr(target, "original", target)  # of what stands for a class of another library
-    tree = safe_call(lambda: ast.parse(dedent(inspect.getsource(own)))).value
+    tree = tree_of(own)
     returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)] if tree else []
     names = (node.id for value in returned if value for node in ast.walk(value) if isinstance(node, ast.Name))
     return any(OF_SCORES.search(name) for name in names)

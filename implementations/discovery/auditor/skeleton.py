@@ -16,6 +16,7 @@ from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.auditor.adapter_text import imports_of, one_line, target_lines
+from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.modules.attempts import attempts
 from attention_conformance.implementations.discovery.modules.constructor_names import (
     GROUPS,
@@ -175,7 +176,7 @@ def _constructed(kind: type[nn.Module], make: Constructor | None) -> str:
     """The arguments of its constructor, as expressions."""
     signature = inspect.signature(kind)
     if name := settings_parameter(signature):
-        source = safe_call(lambda: inspect.getsource(kind)).value or ""
+        source = code_of(kind)
         read = dict.fromkeys(re.findall(rf"(?:^|[^.\w]){name}\.(\w+)", source))
         sizes = ", ".join(f"{each}={_setting(each)}" for each in read)
         return f"{name}=SimpleNamespace({sizes})"

@@ -12,6 +12,7 @@ from typing import Any
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
+from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.documented import as_written
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
@@ -99,7 +100,7 @@ def in_small_blocks(check: ClaimCheck, function: Callable[..., Any]) -> dict[str
     call, names = check.function, block_names(function)
     apart = [name for name, words in names.items() if bool(words & OF_QUERIES) is not bool(words & OF_KEYS)]
     both = {bool(names[name] & OF_QUERIES) for name in apart} == {True, False}
-    if not both or not isinstance(call, RenamedCall) or OF_PATTERNS.search(_text(function)):
+    if not both or not isinstance(call, RenamedCall) or OF_PATTERNS.search(code_of(as_written(function))):
         return {}
     for size in WAYS:
         given = dict.fromkeys(apart, size)
@@ -107,8 +108,3 @@ def in_small_blocks(check: ClaimCheck, function: Callable[..., Any]) -> dict[str
         if not any(replace(check, function=other).run(case).error for case in UNLIKE):
             return {f"with {', '.join(f'{name}={size}' for name, size in given.items())}": other}
     return {}
-
-
-def _text(function: Any) -> str:
-    written: Any = as_written(function)
-    return safe_call(lambda: inspect.getsource(written)).value or ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from attention_conformance.implementations.api.global_state import torch_seeded
 from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
 from attention_conformance.implementations.discovery.probe import first_part
 from attention_conformance.implementations.discovery.signatures import required, signature_of
@@ -111,8 +112,7 @@ def _drops_in(form: DropoutForm, size: tuple[int, ...]) -> bool:
 
 def _answer(form: DropoutForm, size: tuple[int, ...], rate: float, seed: int) -> CallOutcome[Any]:
     inputs = torch.randn(3, *size, generator=torch.Generator().manual_seed(5))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch_seeded(seed):
         return safe_call(partial(form, *inputs, dropout_p=rate))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
-from textwrap import dedent
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always import changes
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
+from attention_conformance.implementations.discovery.code_text import tree_of
 from attention_conformance.implementations.discovery.documented import states_one_length, states_two_lengths
 from attention_conformance.implementations.discovery.signatures import required
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
@@ -44,7 +44,7 @@ def _why_one_length(written: object) -> str:
 
 def _reads_no_keys(written: object) -> bool:
     """Whether its code reads the shape of its first input, and of nothing else, and goes through no other input."""
-    code = safe_call(lambda: ast.parse(dedent(inspect.getsource(written)))).value  # type: ignore[arg-type]
+    code = tree_of(written)
     names = [p.name for p in _parameters(written)][:3]
     if code is None or len(names) < 3 or states_two_lengths(written):
         return False

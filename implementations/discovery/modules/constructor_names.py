@@ -9,12 +9,13 @@ from ast import literal_eval
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import partial
 from math import isqrt
 from types import ModuleType
 from typing import Any, get_type_hints
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS
 
 LONGEST = 2048
@@ -268,7 +269,7 @@ def compared(kind: Any, name: str) -> object:
     What the code of a class takes where it is missing, the first text that it compares it with, or else None or False;
     True for a flag that scores are scaled.
     """
-    text = _source(kind)
+    text = code_of(kind)
     if (missing := settings_read(kind, "config").get(name, inspect.Parameter.empty)) is not inspect.Parameter.empty:
         return missing
     words = {*name.lower().split("_")}
@@ -278,19 +279,13 @@ def compared(kind: Any, name: str) -> object:
     return next(iter(texts_compared(kind, name)), nothing)
 
 
-@lru_cache(maxsize=8)
-def _source(kind: Any) -> str:
-    """Its code, kept: settings may be read in each call."""
-    return safe_call(lambda: inspect.getsource(kind)).value or ""
-
-
 OF_SCORES = {"attn", "attention", "weights", "scores", "qk", "dot", "product", "logits"}
 """Words in the names of flags that scores are scaled."""
 
 
 def texts_compared(kind: Any, name: str) -> list[str]:
     """The texts that the code of a class compares a name with, each once."""
-    text = _source(kind)
+    text = code_of(kind)
     found = re.finditer(rf"\b{name}\s*(?:==|!=|in)\s*[\[({{]?\s*([\"'])([\w-]+)\1", text)
     return list(dict.fromkeys(each.group(2) for each in found))
 
@@ -360,7 +355,7 @@ def options_of_settings(kind: Any, name: str, lenient: bool) -> list[inspect.Par
 
 def settings_read(kind: Any, name: str) -> dict[str, object]:
     """The settings that the code of a class reads, and what it takes for one that is missing, where that is written."""
-    text = safe_call(lambda: inspect.getsource(kind)).value or ""
+    text = code_of(kind)
     settings = rf"\b(?:{re.escape(MANGLED.sub('', name))}|config|cfg)"
     found = re.findall(rf"{settings}(?:\.|\[[\"'])(\w+)\b(?!\()", text)
     either = rf"(?:getattr\(\s*(?:self\.)?{settings}\s*,|{settings}\.get\()\s*[\"'](\w+)[\"']\s*,\s*([^()]*?)\s*\)"

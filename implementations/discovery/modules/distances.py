@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from attention_conformance.implementations.adapters.tensors import Tensors, tens
 from attention_conformance.implementations.adapters.torch_module import built, in_mode
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
@@ -47,7 +47,7 @@ def reads_distances(kind: object, module: nn.Module) -> bool:
     """Whether its text states that its scores depend on distances, and nothing else that they may depend on."""
     classes = {type(part) for part in module.modules() if type(part).__module__.partition(".")[0] != "torch"}
     every = [kind, *classes]
-    text = "\n".join(safe_call(lambda each=each: inspect.getsource(each)).value or "" for each in every)  # type: ignore[misc]
+    text = "\n".join(map(code_of, every))
     return bool(OF_DISTANCES.search(text)) and not OF_PLACES.search(text) and not mixes_tokens(module)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.contract import Claims
+from attention_conformance.implementations.api.global_state import torch_seeded
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructor_names import Size, size_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
@@ -66,8 +67,7 @@ def inputs_left_out(make: Constructor, call: ModuleCall) -> dict[str, str]:
     """Why it is judged without an input that it may be given, by the name of that: as tokens it changes the answer."""
     if not (isinstance(make.kind, type) and issubclass(make.kind, torch.nn.Module)):
         return {}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with torch_seeded(0):
         names = [name for name in never_given(make.kind, call) if is_input(name) and _changes(name, make, call)]
     inputs = dict.fromkeys(names, "not judged: another input that changes the answer")
     return inputs | dict.fromkeys(_held_heads(make), "not judged with several heads: each is as wide as the inputs")

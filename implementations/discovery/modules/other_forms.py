@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always import rows, with_premises
 from attention_conformance.implementations.discovery.always_scores import has_unknown_scores
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
+from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.narrow_windows import refuse_chunks_apart
@@ -82,16 +82,12 @@ def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, v
 
 def _names_scores(kind: object) -> str:
     """What the text of a class names that changes scores by rules of its own; empty where nothing is named."""
-    found = OF_SCORES.search(_source(kind))
+    found = OF_SCORES.search(code_of(kind))
     return found.group() if found else ""
 
 
 def _scales_rotations(kind: object) -> bool:
-    return bool(SCALED_ROTATIONS.search(_source(kind)))
-
-
-def _source(kind: object) -> str:
-    return safe_call(lambda: inspect.getsource(kind)).value or ""  # type: ignore[arg-type]
+    return bool(SCALED_ROTATIONS.search(code_of(kind)))
 
 
 def _refuse_small_heads(make: Constructor, call: ModuleCall) -> None:

@@ -89,8 +89,8 @@ class InPieces:
             piece = given["query"][:, start:stop].contiguous()  # as an embedding gives it
             held: dict[str, object] = {} if past is None or not self.past else {self.past: past}
             held |= {name: place(len(piece), start, stop) for name, place in self.places.items()}
-            call = replace(self.call, always={**self.call.always, **self.wanted, **held})
-            call = replace(call, resets="") if start else call
+            always, resets = {**self.call.always, **self.wanted, **held}, "" if start else self.call.resets
+            call = replace(self.call, always=always, resets=resets)
             output, *others = first(call(module, {**given, **dict.fromkeys(INPUTS, piece)}, problem))
             past = past if self.empty and not self.part else self._returned(others, start, stop, past)
             outputs.append(output)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.documented import states_added_numbers
 from attention_conformance.implementations.discovery.documented_equations import OF_T5
 from attention_conformance.implementations.discovery.modules.template import Variant
@@ -92,5 +92,4 @@ def refuses_widths(kind: type[nn.Module]) -> bool:
 
 def _text(kind: type[nn.Module]) -> str:
     """Its code where that can be read, and its documentation."""
-    source = safe_call(lambda: inspect.getsource(kind)).value or ""
-    return "\n".join([source, kind.__doc__ or "", kind.__init__.__doc__ or ""])
+    return "\n".join([code_of(kind), kind.__doc__ or "", kind.__init__.__doc__ or ""])

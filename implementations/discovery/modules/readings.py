@@ -18,10 +18,12 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.parameters import filled, names_of, patterns, place_of
 from attention_conformance.implementations.discovery.modules.slots import Slot, is_added, roles_of, slots
 from attention_conformance.implementations.discovery.modules.template import (
+    Projected,
     Variant,
     output_of_variant,
     projected,
     slipped,
+    stacked,
     variants,
 )
 from attention_conformance.implementations.discovery.probe import HALF
@@ -222,7 +224,7 @@ def _held(found: Sequence[Slot], module: nn.Module, sizes: tuple[int, int]) -> I
     second = {s.owner for s in found if s.is_bias and s.owner == s.pattern and roles[s] in owned}  # next to a layer's
     unknown = [slot.pattern for slot in found if not roles[slot] or slot.owner in unfit | second]
     first = {pattern: parameter for path, parameter in module.named_parameters() for pattern, _ in patterns(path)}
-    drawn = any(len(first[pattern].detach().unique()) > 1 for pattern in unknown)
+    drawn = any(bool((first[pattern] != first[pattern].flatten()[:1]).any()) for pattern in unknown)
     yield FILLS[0], []
     yield from ((fill, unknown) for fill in (FILLS[drawn:] if unknown else ()))
 
@@ -270,15 +272,39 @@ def _matched(
         outputs.append(output.double() - inputs[0])  # without the input that it may add
     parameters = {path: parameter.detach().double() for path, parameter in module.named_parameters()}
     given = [x.double() for x in inputs]
-    for several, count in ((PLAIN_VARIANTS, len(possible)), (OTHER_VARIANTS, FEW), (SLIPPED, FEWEST)):
-        for reading in possible[:count]:
-            held_in = _weights(reading, parameters, width, heads)
-            shown = projected((given[0], given[1], given[2]), held_in, heads, reading.kv_heads)
-            for variant in several:
-                expected = safe_call(partial(output_of_variant, shown, variant)).value
-                if expected is not None and any(_near(expected, each) for each in outputs):
-                    return with_whole_biases(replace(reading, variant=variant, held=held))
+    shown = [
+        projected((given[0], given[1], given[2]), _weights(each, parameters, width, heads), heads, each.kv_heads)
+        for each in possible
+    ]
+    for several, first, end in _attempts(len(possible)):
+        if found := _first_near(shown[first:end], several, outputs):
+            return with_whole_biases(replace(possible[first + found[0]], variant=several[found[1]], held=held))
     return None
+
+
+def _attempts(count: int) -> Iterator[tuple[Sequence[Variant], int, int]]:
+    """Variants, and the first and the end of the readings that are compared with them: the likeliest alone at first."""
+    for several, most in ((PLAIN_VARIANTS, count), (OTHER_VARIANTS, FEW), (SLIPPED, FEWEST)):
+        yield several, 0, 1
+        if count > 1:
+            yield several, 1, most
+
+
+def _first_near(
+    shown: Sequence[Projected], several: Sequence[Variant], outputs: Sequence[torch.Tensor]
+) -> tuple[int, int] | None:
+    """The first of these that gives one of the outputs, and the first of the variants as which it does."""
+    found = list[tuple[int, int]]()
+    alike: dict[object, list[int]] = {}
+    for at, each in enumerate(shown):
+        alike.setdefault(each.shapes, []).append(at)
+    for places in alike.values():
+        together = stacked([shown[at] for at in places])
+        for number, variant in enumerate(several):
+            expected = safe_call(partial(output_of_variant, together, variant)).value
+            if expected is not None and (near := _near(expected.unflatten(0, (len(places), -1)), outputs)):
+                found.append((places[near[0]], number))
+    return min(found, default=None)
 
 
 def with_whole_biases(reading: Reading, direct: bool = True) -> Reading:
@@ -298,8 +324,14 @@ def with_whole_biases(reading: Reading, direct: bool = True) -> Reading:
     return replace(reading, places=places, held={**reading.held, **dict.fromkeys(biases, "zeros")})
 
 
-def _near(expected: torch.Tensor, output: torch.Tensor) -> bool:
-    return expected.shape == output.shape and torch.allclose(expected, output, rtol=HALF, atol=HALF)
+def _near(expected: torch.Tensor, outputs: Sequence[torch.Tensor]) -> list[int]:
+    """The places of those of the expected outputs (N, B, Lq, E) that are one of these."""
+    alike = [
+        torch.isclose(expected, each, rtol=HALF, atol=HALF).flatten(1).all(1)
+        for each in outputs
+        if each.shape == expected.shape[1:]
+    ]
+    return [at for at, near in enumerate(zip(*alike, strict=True)) if any(near)]
 
 
 def _weights(

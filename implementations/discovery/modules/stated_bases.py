@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 from typing import Any
 
-from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.modules.constructor_names import Size, size_of, value_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.signatures import of_constructor
@@ -34,4 +33,4 @@ def _is_base(value: object) -> bool:
 
 def _text_of_file(kind: Any) -> str:
     module = sys.modules.get(str(getattr(kind, "__module__", "")))
-    return safe_call(lambda: inspect.getsource(module)).value or ""  # type: ignore[arg-type]
+    return code_of(module)

@@ -5,7 +5,7 @@ A reading is only taken from here. Whether the module is right is for the suite 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -112,6 +112,11 @@ class Projected:
     w_o: torch.Tensor | None
     b_o: torch.Tensor | None
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of each; () of what is None."""
+        return tuple(() if x is None else (*x.shape,) for x in (self.query, self.key, self.value, self.w_o, self.b_o))
+
     def merged(self, heads: torch.Tensor) -> torch.Tensor:
         """The output (B, Lq, E) of what each head gives, (B, H, Lq, d)."""
         merged = heads.transpose(1, 2).flatten(2)
@@ -133,6 +138,19 @@ def projected(
 
     q, k, v = (in_heads(x, role) for x, role in zip(inputs, "qkv", strict=True))
     return Projected(q, k, v, parameters.get("w_o"), parameters.get("b_o"))
+
+
+def stacked(several: Sequence[Projected]) -> Projected:
+    """Those of the same shapes as one, whose samples are all those of the first, then all those of the second."""
+    query, key, value = (torch.cat([getattr(each, name) for each in several]) for name in INPUTS)
+
+    def of_each_sample(parameters: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+        whole = [each for each in parameters if each is not None]
+        return torch.stack(whole).repeat_interleave(len(query) // len(whole), 0) if whole else None
+
+    bias = of_each_sample([each.b_o for each in several])
+    weight = of_each_sample([each.w_o for each in several])
+    return Projected(query, key, value, weight, None if bias is None else bias[:, None])
 
 
 def scores_of_variant(given: Projected, variant: Variant) -> torch.Tensor:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import torch
 from torch import nn
 
 from attention_conformance.implementations.adapters.as_built import AsBuilt, HeadAxes, Run, SeenTogether, keeps_wrongly
 from attention_conformance.implementations.adapters.modes import Modes
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.global_state import torch_seeded
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.extras import Chosen
@@ -359,8 +359,7 @@ def _answers(run: Run, check: ClaimCheck, change: Change = Problem.fresh) -> boo
         return False
     results, samples_and_tokens = [], change(problem).query.shape[:2]
     for seed in (1, 2):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with torch_seeded(seed):
             results.append(safe_call(lambda: run(problem.fresh(), check.device)).value)
     first, second = results
     if not isinstance(first, Result) or not isinstance(second, Result):

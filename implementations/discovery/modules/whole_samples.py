@@ -13,6 +13,7 @@ from torch import nn
 from attention_conformance.implementations.adapters.as_built import AsBuilt
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.global_state import torch_seeded
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
@@ -56,8 +57,7 @@ def of_samples(make: Constructor, module: nn.Module, call: ModuleCall, check: Cl
         return None
     answers = []
     for seed in SEEDS:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with torch_seeded(seed):
             answers.append(safe_call(partial(run, problem.fresh(), check.device)).value)
     one, other = answers
     if not isinstance(one, Result) or not isinstance(other, Result):

@@ -15,9 +15,7 @@ from attention_conformance.tests.report.verdict import Status
 
 
 @pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, if another test has imported it
-def test_a_save_runs_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_save_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     file, log = tmp_path / "a.py", tmp_path / "log"
     file.write_text("first")
     log.touch()
