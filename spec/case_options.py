@@ -75,7 +75,20 @@ CASE_OPTIONS = (
         neutral=(-1, -1),
         convention="window_count",
     ),
-    CaseOption(Feature.SOFTCAP, "softcap", Extension(softcap=2.0), {"softcap": ("logits_soft_cap", "logit_cap")}),
+    CaseOption(
+        Feature.SOFTCAP,
+        "softcap",
+        Extension(softcap=2.0),
+        {
+            "softcap": (
+                "logits_soft_cap",
+                "logit_cap",
+                "soft_cap",
+                "logit_softcap",
+                "logits_softcap",
+            )
+        },
+    ),
     CaseOption(
         Feature.ROTARY, "rotary_base", Extension(rotary_base=100.0), {"rotary_base": ()}, convention="rotary_pairing"
     ),

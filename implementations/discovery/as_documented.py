@@ -25,7 +25,7 @@ from attention_conformance.implementations.discovery.targets.loading import Targ
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.implementations.discovery.vocabulary import INPUTS
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.conventions import DefaultScale, GroupOrder, LogBase
+from attention_conformance.spec.conventions import DefaultScale, GroupOrder, LogBase, ProductPrecision
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premise
@@ -103,7 +103,8 @@ def _with_logs(made: Implementation, sentences: Sequence[str], chosen: Collectio
     if binary and "log-sum-exp-base" not in chosen:
         made = _choosing(made, "its log-sum-exp is in base 2", log_sum_exp_base=LogBase.TWO)
     rest = tuple(dtype for dtype in made.claims.dtypes if dtype != WIDEST)
-    if rest == made.claims.dtypes or not rest or not any(map(NARROW_LOGS.search, sentences)):
+    in_float32 = made.claims.conventions.product_precision is ProductPrecision.FLOAT32  # its bounds hold for it
+    if in_float32 or rest == made.claims.dtypes or not rest or not any(map(NARROW_LOGS.search, sentences)):
         return made
     narrow = replace(made, claims=replace(made.claims, dtypes=rest))
     return _noting(narrow, unclaimed(WIDEST, "by its documentation its log-sum-exp is in float32"))

@@ -14,6 +14,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import Floats
+from attention_conformance.implementations.discovery.rows_without_keys import fit_rows_with_keys, gets_nan_in_float64
 from attention_conformance.implementations.discovery.tensor_cores import products_on_tensor_cores
 from attention_conformance.spec.conventions import ProductPrecision, SoftmaxPrecision
 from attention_conformance.spec.features import Scope
@@ -32,6 +33,7 @@ LEFT, FEW, LONG = 12.0, 1e-3, 257
 """A score among zeros, more than what it leaves to each other key, and more keys than most blocks hold at once."""
 APART = 100.0
 """Roundings between equal shares that show that they are no numbers of their own size."""
+NAN_IN_FLOAT64 = "a row without keys gets nan in float64: what fills its scores is no number of float32"
 KEY, OF_THE_SOFTMAX = "product-precision", "softmax-precision"
 
 
@@ -50,7 +52,10 @@ def with_precision(check: ClaimCheck, claims: Claims, settings: Mapping[str, str
         return claims, ()
     conventions = claims.conventions.claiming({KEY: str(ProductPrecision.FLOAT32)})
     note = f"computes in float32 for inputs in float64 ({KEY}={ProductPrecision.FLOAT32})"
-    return replace(claims, conventions=conventions), (note,)
+    claims = replace(claims, conventions=conventions)
+    if not gets_nan_in_float64(check):
+        return claims, (note,)
+    return replace(claims, fit=partial(fit_rows_with_keys, claims.fit)), (note, NAN_IN_FLOAT64)
 
 
 def _is_running_mean(check: ClaimCheck) -> bool:

@@ -95,6 +95,17 @@ def _emptied_at_the_end(check: ClaimCheck) -> dict[str, tuple[Case, int]]:
     return AT_THE_END if Feature.CAUSAL in check.claims else {"empty-row-causal": (window, 0)}
 
 
+def gets_nan_in_float64(check: ClaimCheck) -> bool:
+    """Whether a row without keys, which gets a mean of all values, gets NaN in float64, of which no convention tells.
+
+    The lowest number of float64, which fills scores, is minus infinity to a softmax in float32.
+    """
+    wide, conventions = replace(check, dtype="float64"), check.claims.conventions
+    uniform = (EMPTIED[key] for key in BY_MASKS if getattr(conventions, key.replace("-", "_")) is EmptyRow.UNIFORM)
+    fitted = ((fit(case, check.claims), row) for case, row in uniform)
+    return any(isinstance(each, Case) and _empty_row(wide, each, row) is EmptyRow.NAN for each, row in fitted)
+
+
 def empty_rows_of_window(check: ClaimCheck) -> ClaimCheck:
     """The check with the claim of what a query gets whose window has no key, if that is no row of zeros."""
     premises, number = check.claims.premises, -1

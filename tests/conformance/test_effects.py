@@ -59,9 +59,10 @@ def test_inputs(judge: Judge) -> None:
         for problem in judge.problems(case):
             _assert_undisturbed(judge, case, problem)
     for case in judge.cases(*MASKS_AND_FLAG):
-        with suppress(CandidateError):
-            judge.run(judge.problem(case))
-            _assert_undisturbed(judge, case, judge.problem(case))
+        for problem in (judge.problem(case), judge.problem(case).forward_only()):  # in place is refused for gradients
+            with suppress(CandidateError):
+                judge.run(problem.fresh())
+                _assert_undisturbed(judge, case, problem)
     for name in judge.implementation.alternatives:
         along = judge.along(name)
         for case in along.cases(*VARIED[:2]):

@@ -18,6 +18,8 @@ IMPORTS: Mapping[str, tuple[str, ...]] = {
 }
 ARRAY_TYPES = {"torch": "Tensor", "numpy": "np.ndarray", "jax": "Any"}
 MODULES = {"torch": "torch", "numpy": "np", "jax": "jnp"}
+ONE_HEAD = {"LD": "", "DL": ".T"}
+"""Layouts of one head of one sample, and what turns that of the suite into them, and back."""
 ONE_FOR_ALL = {MaskForm.SAMPLE: "[:, 0]", MaskForm.SHARED: "[(0,) * (attn_mask.ndim - 2)]"}
 """The one of several masks that the fit makes equal."""
 
@@ -33,8 +35,8 @@ def imports(call: FunctionCall) -> list[str]:
 
 def body(call: FunctionCall, keywords: Keywords) -> str:
     """The functions of an adapter, `call` last; `target` is the function itself."""
-    parts = [_into(call)] if call.axes not in (OP, "LD") else []
-    parts += [_back(call)] if call.output not in (OP, "LD") else []
+    parts = [_into(call)] if call.axes not in (OP, *ONE_HEAD) else []
+    parts += [_back(call)] if call.output not in (OP, *ONE_HEAD) else []
     return "\n\n\n".join([*parts, _call(call, keywords)]) + "\n"
 
 
@@ -153,12 +155,12 @@ def _mask(call: FunctionCall, keywords: Keywords) -> Iterator[str]:
         yield f"if {boolean}:"
         yield f'    raise TypeError("{float_name} is a bias, which is added: it takes no boolean mask")'
     value = f"~attn_mask if {boolean} else attn_mask" if keywords.masked_out else "attn_mask"
-    if keywords.form in (MaskForm.FULL, MaskForm.FLAT) or call.axes == "LD":
+    if keywords.form in (MaskForm.FULL, MaskForm.FLAT) or call.axes in ONE_HEAD:
         yield from [f"attn_mask = {value}  # True means masked out"] if keywords.masked_out else []
         shape = "(*query.shape[:3], key.shape[2])"
         broadcast = f"{MODULES[call.framework]}.broadcast_to(attn_mask, {shape})"
         value = f"attn_mask.expand{shape}" if call.framework == "torch" else broadcast
-    if call.axes == "LD":
+    if call.axes in ONE_HEAD:
         yield f"attn_mask = {value}"
         return
     if keywords.form is MaskForm.FLAT:
@@ -171,7 +173,7 @@ def _mask(call: FunctionCall, keywords: Keywords) -> Iterator[str]:
 
 
 def _answer(call: FunctionCall, keywords: Keywords) -> Iterator[str]:
-    if call.axes == "LD":
+    if call.axes in ONE_HEAD:
         yield from _head_by_head(call, keywords)
         return
     given = {name: name if call.axes == OP else f"into({name})" for name in INPUTS}
@@ -192,7 +194,7 @@ def _arguments(call: FunctionCall, given: Mapping[str, str]) -> str:
 
 def _head_by_head(call: FunctionCall, keywords: Keywords) -> Iterator[str]:
     """One call for each head of each sample."""
-    given = {name: f"{name}[b, h]" for name in INPUTS}
+    given = {name: f"{name}[b, h]{ONE_HEAD[call.axes]}" for name in INPUTS}
     yield "outputs = []"
     yield "for b in range(query.shape[0]):"
     yield "    for h in range(query.shape[1]):"
@@ -200,7 +202,7 @@ def _head_by_head(call: FunctionCall, keywords: Keywords) -> Iterator[str]:
         yield f'        masks = {{}} if attn_mask is None else {{"{keywords.mask}": attn_mask[b, h]}}'
     options = ", **{**options, **masks}" if keywords.mask else ", **options"
     first = "[0]" if keywords.returns_tuple else ""
-    yield f"        outputs.append(target({_arguments(call, given)}{options}){first})"
+    yield f"        outputs.append(target({_arguments(call, given)}{options}){first}{ONE_HEAD[call.output]})"
     yield f"return {MODULES[call.framework]}.stack(outputs).reshape(*query.shape[:3], value.shape[3])"
 
 

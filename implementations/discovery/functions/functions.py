@@ -168,15 +168,16 @@ def function_candidate(
             raise
         return laid
     if attends_elsewhere(made, device):
-        laid = _laid_out_candidate(name, function, settings, device, premises)
-        laid = laid or _serving_candidate(name, function, settings, device, premises, by_name=False, single=True)
+        in_layout = partial(_laid_out_candidate, name, settings=settings, device=device, premises=premises)
+        if (laid := in_layout(function)) is not None:
+            return with_all_it_returns(laid, function, in_layout)
+        laid = _serving_candidate(name, function, settings, device, premises, by_name=False, single=True)
         if laid is not None:
             return laid
-    transposed = None
     if not answers_uneven(made, device):
         transposed = _made(name, TransposedKeys(function), settings, device, premises)
-    if transposed is not None and answers_uneven(transposed, device):
-        return transposed
+        if transposed is not None and answers_uneven(transposed, device):
+            return transposed
     return with_all_it_returns(made, function, usual)
 
 
@@ -226,11 +227,11 @@ def _laid_out_candidate(
     """The same for a function in another layout; None where none is seen."""
     from attention_conformance.implementations.discovery.functions.laid_out import laid_out
 
-    try:
-        forms = laid_out(function, device).forms
-    except TargetError:
-        return None
-    several = (each for form in forms if (each := _made(name, form, settings, device, premises)))
+    forms = laid_out(function, device)
+    several = [each for form in forms if (each := _made(name, form, settings, device, premises))]
+    if not any(answers_uneven(each, device) for each in several):
+        transposed = (_made(name, replace(each, keys_turned=True), settings, device, premises) for each in forms)
+        several = [each for each in transposed if each and answers_uneven(each, device)] or several
     return max(several, key=lambda each: len(each.claims.features), default=None)
 
 
@@ -245,7 +246,7 @@ def _made(
         made = _usual_candidate(name, adapted, settings, device, premises)
     except TargetError:
         return None
-    if getattr(getattr(adapted, "call", None), "axes", "") == "LD":
+    if getattr(getattr(adapted, "call", None), "axes", "") in ("LD", "DL"):
         made = replace(made, claims=replace(made.claims, fit=partial(fit_few_heads, made.claims.fit)))
     return replace(made, about="; ".join(note for note in (made.about, adapted.about) if note))
 

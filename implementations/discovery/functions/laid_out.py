@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from attention_conformance.implementations.api.contract import Implementation, U
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import answer, safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED
+from attention_conformance.implementations.discovery.documented import as_written
 from attention_conformance.implementations.discovery.functions.calls import KINDS, UNSURE, FunctionCall, find_call
 from attention_conformance.implementations.discovery.functions.one_input import OneInput
 from attention_conformance.implementations.discovery.functions.one_sample import stacked
@@ -23,8 +25,14 @@ from attention_conformance.implementations.discovery.signatures import is_variad
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import INPUTS, OPTIONS
 from attention_conformance.spec.inputs import build
+from attention_conformance.spec.problem import Array
 
 OP = "BHLD"
+OF_QUERY = re.compile(r"\bq(?:uery|ueries)?\b[^()\n]{0,20}\(([^()]+)\)", re.IGNORECASE)
+"""A query and its axes, in documentation."""
+OF_TOKENS = {"l", "lq", "lx", "l_q", "t", "tq", "n", "nq", "n_q", "s", "sq", "seq_len", "seqlen", "tokens", "length"}
+OF_COMPONENTS = {"d", "dk", "d_k", "dq", "dh", "d_head", "head_dim", "hd", "c", "e", "dim", "width", "channels"}
+"""Names of the last two axes of a query, in lower case, where tokens are its columns."""
 MASKS = {name for option in ("bool_mask", "float_mask") for name in OPTIONS[option].parameters}
 LENGTHS = set(OPTIONS["valid_lens"].parameters)
 GATES = {"gate_logits"}
@@ -38,11 +46,13 @@ class LaidOut:
         function: what is called.
         call: in which layout and order, and what else it is given.
         masks_of_samples: whether masks have an axis for B alone where inputs have B and H in one.
+        keys_turned: whether the last two axes of its keys come in the other order than those of its other inputs.
     """
 
     function: Callable[..., Any]
     call: FunctionCall
     masks_of_samples: bool = False
+    keys_turned: bool = False
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -61,10 +71,16 @@ class LaidOut:
         return (self, replace(self, masks_of_samples=True)) if repeats else (self,)
 
     @property
+    def _by_head(self) -> bool:
+        """Whether it takes one head of one sample."""
+        return len(self.call.axes) == len("LD")
+
+    @property
     def about(self) -> str:
         """What differs from the suite's own call, for a note."""
         letters = ", ".join({"N": "B * H", "E": "H * d", "D": "d"}.get(axis, axis) for axis in self.call.axes)
         layout = f"called in its own layout ({letters})" if self.call.axes != OP else ""
+        layout += " with its keys transposed" if self.keys_turned else ""
         order = "" if self.call.order == INPUTS else f"its inputs come as {', '.join(self.call.order)}"
         given = {**self.call.always, **dict.fromkeys(self.call.widths, "d_k")}
         values = ", ".join(f"{name}={value}" for name, value in given.items())
@@ -73,7 +89,7 @@ class LaidOut:
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """The function's answer."""
-        if self.call.axes == "LD":
+        if self._by_head:
             return self._head_by_head((query, key, value), options)
         given = [self._into(x) for x in (query, key, value)]
         masks = {name: self._mask(options[name], query, key) for name in MASKS & set(options)}
@@ -86,7 +102,9 @@ class LaidOut:
         return (back, *(self._part(part, query) for part in others)) if several else back
 
     def _answer(self, given: list[Any], options: dict[str, Any], query: Any) -> Any:
-        named = dict(zip(INPUTS, given, strict=True))
+        query_given, keys, values = given
+        keys = keys.swapaxes(-1, -2) if self.keys_turned else keys
+        named = dict(zip(INPUTS, (query_given, keys, values), strict=True))
         arguments = [named[name] for name in self.call.order]
         filled = {name: value for name, value in self.call.always.items() if options.get(name) is None}
         options = {**options, **filled, **dict.fromkeys(self.call.widths, query.shape[-1])}
@@ -151,16 +169,21 @@ class LaidOut:
 
     def cotangents(self, cotangent: Any) -> list[Any]:
         """One for the output, (B, H, Lq, d_v), as its answer lies, for each of its calls."""
-        if self.call.axes == "LD":
-            return [cotangent[at] for at in np.ndindex(*cotangent.shape[:2])]
+        if self._by_head:
+            return [self._turned(cotangent[at], self.call.output) for at in np.ndindex(*cotangent.shape[:2])]
         return [self._gates(cotangent, cotangent.shape[3])]
 
     def gradients(self, found: list[Any], shape: tuple[int, ...]) -> Any:
         """Those of an input of this shape, (B, H, L, d), out of those of each call."""
-        if self.call.axes == "LD":
-            return np.stack(found).reshape(shape)
+        if self._by_head:
+            return np.stack([self._turned(each, self.call.axes) for each in found]).reshape(shape)
         sizes, axes = dict(zip(OP, shape, strict=True)), _separate(self.call.axes)
         return self._permuted(found[0].reshape([sizes[axis] for axis in axes]), axes, OP)
+
+    @staticmethod
+    def _turned(x: Any, axes: str) -> Any:
+        """One head (L, d) with tokens as columns where these are the axes, and back."""
+        return x.swapaxes(0, 1) if axes == "DL" else x
 
     def _head_by_head(self, given: tuple[Any, Any, Any], options: dict[str, Any]) -> Any:
         query, key, value = given
@@ -171,7 +194,8 @@ class LaidOut:
         outputs = []
         for at in np.ndindex(*query.shape[:2]):
             own = {**options, **{name: each[at] for name, each in (masks | gates).items()}}
-            outputs.append(first_part(self._answer([x[at] for x in given], own, query)))
+            output = first_part(self._answer([self._turned(x[at], self.call.axes) for x in given], own, query))
+            outputs.append(self._turned(output, self.call.output))
         shape = (*query.shape[:3], value.shape[3])
         if outputs:
             return stacked(outputs).reshape(shape)
@@ -181,7 +205,7 @@ class LaidOut:
 def attends_elsewhere(made: Implementation, device: str) -> bool:
     """Whether it answers in another layout, or attends along another axis.
 
-    That is so where heads change each other, or each query sees the key at its place alone.
+    That is so where heads or components change each other, or each query sees the key at its place alone.
     """
     if made.claims.premises.window_left == made.claims.premises.window_right == 0:
         return True
@@ -190,30 +214,40 @@ def attends_elsewhere(made: Implementation, device: str) -> bool:
         return False
     dtype = next((each for each in PROBED if each in made.claims.dtypes), PROBED[0])
     problem = build(fitted, dtype).forward_only()
-    value = problem.value.copy()
-    value[:, :1] *= -1
-    before, after = (
-        safe_call(partial(answer, made.run, each.fresh(), device)).value for each in (problem, problem.but(value=value))
-    )
-    if before is None or after is None:
+    before = safe_call(partial(answer, made.run, problem.fresh(), device)).value
+    if before is None:
         return False
     if before.output.shape != (*problem.query.shape[:3], problem.value.shape[3]):
         return True
-    return not near(np.asarray(after.output[:, 1:], float), np.asarray(before.output[:, 1:], float), dtype)
+    for first, others in ((np.s_[:, :1], np.s_[:, 1:]), (np.s_[..., :1], np.s_[..., 1:])):
+        value = problem.value.copy()
+        value[first] *= -1
+        after = safe_call(partial(answer, made.run, problem.but(value=value).fresh(), device)).value
+        if after is not None and not _alike(after.output[others], before.output[others], dtype):
+            return True
+    return False
+
+
+def _alike(one: Array, other: Array, dtype: str) -> bool:
+    return near(np.asarray(one, float), np.asarray(other, float), dtype)
 
 
 def _separate(axes: str) -> str:
     return axes.replace("N", "BH").replace("E", "HD")
 
 
-def laid_out(function: Callable[..., Any], device: str) -> LaidOut:
-    """The function as the suite can call it.
+def states_columns(written: object) -> bool:
+    """Whether its documentation states that the tokens of a query lie along its last axis, behind its components."""
+    shapes = (re.split(r"[,\s]+", axes.strip().lower()) for axes in OF_QUERY.findall(inspect.getdoc(written) or ""))
+    return any(len(axes) > 1 and axes[-1] in OF_TOKENS and axes[-2] in OF_COMPONENTS for axes in shapes)
 
-    Raises:
-        TargetError: no way to call it was found, or none that its answers settle.
-    """
+
+def laid_out(function: Callable[..., Any], device: str) -> tuple[LaidOut, ...]:
+    """The ways in which the suite can call it in a layout of its own; none where none is seen, or not sure."""
     kinds = [kind for kind in KINDS if kind != "jax" or "jax" in sys.modules]
-    call = find_call(function, device, kinds)
-    if UNSURE in call.evidence:
-        raise TargetError(f"how it is called is open: {call.evidence[UNSURE]}")
-    return LaidOut(function, call)
+    try:
+        call = find_call(function, device, kinds)
+    except TargetError:
+        return ()
+    unstated = call.axes.endswith("L") and not states_columns(as_written(function))
+    return () if UNSURE in call.evidence or unstated else LaidOut(function, call).forms

@@ -36,7 +36,9 @@ class Requesting:
 
 
 def with_all_it_returns(
-    made: Implementation, function: Callable[..., object], make: Callable[[Callable[..., object]], Implementation]
+    made: Implementation,
+    function: Callable[..., object],
+    make: Callable[[Callable[..., object]], Implementation | None],
 ) -> Implementation:
     """The implementation, or the one of the function with its flags set, where these make it return more.
 
@@ -50,6 +52,6 @@ def with_all_it_returns(
         whole = make(Requesting(function, flags))
     except TargetError:
         return made
-    if not MORE & whole.claims.features or made.claims.features - whole.claims.features:
+    if whole is None or not MORE & whole.claims.features or made.claims.features - whole.claims.features:
         return made
     return replace(whole, alternatives={**whole.alternatives, f"without {' and '.join(flags)}": made.run})

@@ -35,9 +35,15 @@ RETURNED_AS = {
 """The features that promise parts other than output and gradients."""
 OF_ROOM = 2**27
 """Numbers, a GiB of them in float64."""
-KEPT_WIDE = ("weights", "averaged_weights", "log_sum_exp")
-"""Results of the softmax may be returned in the precision in which it was computed."""
-WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
+OF_THE_SOFTMAX = ("weights", "averaged_weights", "log_sum_exp")
+"""Results that may be returned in the precision in which they were computed."""
+KEPT_IN = {
+    "bfloat16": ("float32", "float64"),
+    "float16": ("float32", "float64"),
+    "float32": ("float64",),
+    "float64": ("float32",),
+}
+"""The other dtypes in which they may be; float32 is within the bound of float64 only where that is claimed."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ def _relative(values: Floats, expected: Expected) -> float | None:
 def _form(part: str, got: Array, shape: tuple[int, ...], dtype: str) -> Comparison | None:
     if got.shape != shape:
         return _failure(FailureKind.SHAPE, f"{part} has shape {got.shape}, expected {shape}")
-    if got.dtype != DTYPES[dtype] and not (part in KEPT_WIDE and got.dtype.name in WIDER.get(dtype, ())):
+    if got.dtype != DTYPES[dtype] and not (part in OF_THE_SOFTMAX and got.dtype.name in KEPT_IN[dtype]):
         message = f"{part} has dtype {got.dtype.name}, expected {dtype}, the dtype of the inputs"
         return _failure(FailureKind.DTYPE, message)
     return None

@@ -319,3 +319,16 @@ class f(nn.Module):
 def test_a_line_of_names_is_no_parameter(make: Make) -> None:
     """Integers are the type of another parameter below it, and not of the mask."""
     assert not failing(make(INDICES), "effects.inputs", "masks.*")
+
+
+@pytest.mark.parametrize(("fill", "wrong"), [("masked_fill", False), ("masked_fill_", True)])
+def test_the_flag_is_not_written_into_the_callers_mask(make: Make, fill: str, wrong: bool) -> None:
+    made = make(f"""
+def f(q, k, v, attn_bias=None, causal=False):
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    if causal:
+        attn_bias = s.new_zeros(s.shape[-2:]) if attn_bias is None else attn_bias
+        attn_bias = attn_bias.{fill}(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+    return (s if attn_bias is None else s + attn_bias).softmax(-1) @ v
+""")
+    assert failing(made, "effects.inputs", "masks.float", "causal.flag") == ({"effects.inputs"} if wrong else set())

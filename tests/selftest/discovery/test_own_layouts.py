@@ -1,0 +1,80 @@
+"""Functions whose tokens are columns, or whose keys alone are, are judged; without a word on it that is a mistake."""
+
+import pytest
+
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
+
+COLUMNS = '''
+def f(q, k, v, scale=None, causal=False):
+    """Attention of tokens as columns.
+
+    q: (B, H, d, Lq); k: (B, H, d, Lk); v: (B, H, dv, Lk).
+    """
+    s = k.mT @ q * (q.shape[-2] ** -0.5 if scale is None else scale)
+    if causal:
+        s = s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).tril(-1), -torch.inf)
+    return v @ s.softmax({over})
+'''
+ARRAYS = '''
+def f(Q, K, V):
+    """Q: (d, lx), K: (d, lz), V: (dv, lz), one column for each token."""
+    S = K.T @ Q / np.sqrt({scaled})
+    E = np.exp(S - S.max(axis=0, keepdims=True))
+    return V @ (E / E.sum(axis=0, keepdims=True))
+'''
+CHANNELS = """
+def f(q, k, v):
+    s = q.mT @ k * q.shape[-1] ** -0.5
+    return v @ s.softmax(-1).mT
+"""
+KEYS = '''
+def f(q, k, v):
+    """q: (B * H, Lq, D), k: (B * H, D, Lk), already transposed, v: (B * H, Lk, D)."""
+    s = torch.bmm(q, k) * {of}.shape[-1] ** -0.5
+    return torch.bmm(s.softmax(-1), v)
+'''
+LOGS = '''
+def f(q, k, v, return_lse=False):
+    """q: (B, Lq, H, D), k and v: (B, Lk, H, D); the log-sum-exp is the natural one, (B, H, Lq)."""
+    s = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    out = torch.einsum("bhqk,bkhd->bqhd", s.softmax(-1), v)
+    return (out, s.logsumexp(-1){divided}) if return_lse else out
+'''
+
+
+@pytest.mark.parametrize(("over", "wrong"), [(-2, False), (-1, True)])
+def test_tokens_as_columns_are_judged_where_that_is_documented(make: Make, over: int, wrong: bool) -> None:
+    made = make(COLUMNS.format(over=over))
+    if wrong:
+        assert failing(made, "softmax.over-keys")
+        return
+    assert "(B, H, d, L)" in made.about
+    assert Feature.CAUSAL in made.claims
+    assert_conforms(made)
+
+
+@pytest.mark.parametrize(("scaled", "wrong"), [("Q.shape[0]", False), ("Q.shape[1]", True)])
+def test_one_head_of_columns_is_judged(make: Make, scaled: str, wrong: bool) -> None:
+    made = make(ARRAYS.format(scaled=scaled))
+    assert bool(failing(made, "scores.dot-product", "softmax.over-keys", dtype="float64")) is wrong
+
+
+def test_attention_along_the_width_is_a_mistake_without_a_word_on_it(make: Make) -> None:
+    assert failing(make(CHANNELS), "scores.dot-product")
+
+
+@pytest.mark.parametrize(("of", "wrong"), [("q", False), ("k", True)])
+def test_transposed_keys_of_three_axes_are_taken(make: Make, of: str, wrong: bool) -> None:
+    made = make(KEYS.format(of=of))
+    if wrong:
+        assert failing(made, "scores.dot-product")
+    else:
+        assert_conforms(made)
+
+
+@pytest.mark.parametrize(("divided", "wrong"), [("", False), (" / math.log(2)", True)])
+def test_what_is_returned_on_request_is_judged_in_other_layouts(make: Make, divided: str, wrong: bool) -> None:
+    made = make(LOGS.format(divided=divided))
+    assert Feature.LOG_SUM_EXP in made.claims
+    assert bool(failing(made, "softmax.log-sum-exp")) is wrong
