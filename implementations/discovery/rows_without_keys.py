@@ -69,6 +69,14 @@ AT_THE_END = {"empty-row-causal": (replace(PLAIN, causal=True).sized(query_lengt
 """The same where the last query stands at the last key."""
 
 
+EMPTIED_WITH_CAUSALITY = {
+    Feature.KEY_PADDING: replace(PLAIN, padding=Padding.FIRST_TILE),
+    Feature.BOOL_MASK: replace(PLAIN, mask=MaskKind.BOOL, pattern=Pattern.LAST_KEY),
+    Feature.FLOAT_MASK: replace(PLAIN, mask=MaskKind.INFINITE, pattern=Pattern.LAST_KEY),
+}
+"""Masks that hide the first key, the only one that the first query may see."""
+
+
 def empty_rows_of_each_kind(check: ClaimCheck) -> ClaimCheck:
     """The check with the claims of what rows without keys get, each kind for itself, where it is no row of zeros."""
     answers: dict[str, EmptyRow] = {}
@@ -93,6 +101,27 @@ def _emptied_at_the_end(check: ClaimCheck) -> dict[str, tuple[Case, int]]:
         return {}
     window, _ = EMPTIED["empty-row-causal"]
     return AT_THE_END if Feature.CAUSAL in check.claims else {"empty-row-causal": (window, 0)}
+
+
+def empty_rows_of_both(check: ClaimCheck) -> ClaimCheck:
+    """The check of what is always causal, with what a row gets that a mask empties together with that, if not zeros."""
+    if not check.claims.premises.causal or check.claims.conventions.empty_row_causal is not EmptyRow.ZEROS:
+        return check
+    for case in (case for feature, case in EMPTIED_WITH_CAUSALITY.items() if feature in check.claims):
+        fitted = fit(case, check.claims)
+        row = (
+            None
+            if isinstance(fitted, Unsupported)
+            else _row(check, build(fitted, check.dtype).forward_only(), fitted, 0)
+        )
+        if isinstance(fitted, Unsupported) or row is None or not row.any():
+            continue
+        if (answer := _empty_row(check, fitted, 0)) is None:
+            return with_keys_in_each_row(check, "a row that a mask and causality empty together gets no known answer")
+        conventions = check.claims.conventions.claiming({"empty-row-causal": str(answer)})
+        note = f"a row that a mask and causality empty together gets {answer}"
+        return replace(check, claims=replace(check.claims, conventions=conventions)).stating(note)
+    return check
 
 
 def gets_nan_in_float64(check: ClaimCheck) -> bool:

@@ -96,6 +96,7 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
     EMPTY,
     empty_lengths_as_seen,
     empty_rows_as_seen,
+    empty_rows_of_both,
     empty_rows_of_each_kind,
     empty_rows_of_window,
     nan_of_length_0_as_seen,
@@ -268,8 +269,7 @@ def _usual_candidate(
     if isinstance(whole := getattr(function, "function", function), OneInput | Served):
         claims = whole.claimed(claims)
     check, kind, plain = suited_in_size(RenamedCall(function, options), claims, device)
-    expected = "an array" if kind in (NUMPY, JAX) else "a tensor"
-    check_answer(plain, kind.is_kind, expected)
+    check_answer(plain, kind.is_kind, expected := "an array" if kind in (NUMPY, JAX) else "a tensor")
     check_not_alone(plain, expected)
     check, limits = with_size_limits(check)
     written = as_written(function)
@@ -313,7 +313,7 @@ def _usual_candidate(
     published = {PUBLISHED_FLAG, "attn_mask"} & {*options.spelled.values()}
     check, broken = (check, {}) if promised or interface else without_broken_lengths(check)
     if not any("row" in key for key in settings):
-        check = empty_rows_of_window(check)
+        check = empty_rows_of_both(empty_rows_of_window(check))
     check, tables = with_table_form(check, options.spelled, settings)
     known = {Feature.GROUPED} if one_key_head else {Feature.WINDOW} if {*names} - windows.keys() else set()
     check, refuted = option_claims(check, options.named.features | known)

@@ -11,7 +11,7 @@ from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, refused
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing, refused
 
 CAUSAL = Premises(causal=True)
 FUNCTIONS = {
@@ -64,6 +64,28 @@ def test_a_name_that_promises_is_held_to_it(make: Make, name: str, parameters: s
 def test_what_takes_a_half_type_alone_is_seen_to_be_causal(make: Make, dtype: str) -> None:
     made = make(f"def f(q, k, v):\n    assert q.dtype is torch.{dtype}\n    return attend(q, k, v, causal=True)[0]")
     assert premises(made).causal
+
+
+PADDED = """
+def f(q, k, v, key_padding_mask=None):
+    seen = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    if key_padding_mask is not None:
+        seen = seen & ~key_padding_mask[:, None, None]
+    weights = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~seen, {fill}).softmax(-1)
+    return {weights} @ v
+"""
+
+
+@pytest.mark.parametrize("fill", ["-torch.inf", "-1e9"])
+def test_what_padding_and_causality_empty_together_is_as_seen(make: Make, fill: str) -> None:
+    made = make(PADDED.format(fill=fill, weights="weights"))
+    assert premises(made).causal
+    assert not failing(made, "masks.key-padding", "masks.empty-row-padding", "causal.padded-start", "gradients.value")
+
+
+@pytest.mark.parametrize("weights", ["weights.roll(1, 1)", "weights.flip(0)"])
+def test_heads_and_samples_of_padded_rows_are_their_own(make: Make, weights: str) -> None:
+    assert failing(make(PADDED.format(fill="-torch.inf", weights=weights)), "masks.key-padding")
 
 
 ALIBI = """
