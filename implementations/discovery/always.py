@@ -48,10 +48,11 @@ LONGER = PLAIN.sized(query_length=9, key_length=9 + FARTHER)
 """More keys than queries: it shows which corner a causal mask starts from."""
 
 
-def with_premises(check: ClaimCheck, given: Premises) -> tuple[ClaimCheck, list[str]]:
+def with_premises(check: ClaimCheck, given: Premises, written: object = None) -> tuple[ClaimCheck, list[str]]:
     """The check with the premises that are given or seen, and a note on each.
 
-    What a candidate has a flag for is no premise: if that is ignored, it is a mistake.
+    What a candidate has a flag for is no premise: if that is ignored, it is a mistake. `written`: the function or class
+    as somebody wrote it, whose documentation is read.
     """
     premises = given
     if not given.causal and Feature.CAUSAL not in check.claims and sees_no_later_key(check):
@@ -61,7 +62,7 @@ def with_premises(check: ClaimCheck, given: Premises) -> tuple[ClaimCheck, list[
         ignored = right == 0 and Feature.CAUSAL in check.claims  # a flag: that it is always causal is a mistake
         left, right = (None, None) if ignored else (left, right)
         premises = replace(premises, window_left=left, window_right=None if premises.causal else right)
-    check, premises = with_scores(check, premises)
+    check, premises = with_scores(check, premises, written)
     if premises == NO_PREMISES:
         return check, []
     claims = replace(check.claims, premises=premises)

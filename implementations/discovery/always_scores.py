@@ -15,8 +15,16 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always_angles import LENGTH, Angles, angles_of
 from attention_conformance.implementations.discovery.always_norms import BareNorm, kinds, with_epsilon
+from attention_conformance.implementations.discovery.always_slopes import (
+    begins_interleaved,
+    is_reordered,
+    is_usual,
+    usual_slopes,
+)
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
+from attention_conformance.implementations.discovery.documented_equations import states_alibi
 from attention_conformance.implementations.discovery.probe import (
+    EVEN_HEADS,
     HALF,
     HEADS,
     WIDTHS,
@@ -31,7 +39,6 @@ from attention_conformance.implementations.discovery.probe import (
 )
 from attention_conformance.implementations.discovery.signatures import ADAPTER, Options
 from attention_conformance.implementations.discovery.targets.loading import TargetError
-from attention_conformance.spec.case_options import interleaved_slopes
 from attention_conformance.spec.cases import Sharing
 from attention_conformance.spec.conventions import NormSpan, RotaryPairing
 from attention_conformance.spec.features import Feature, Scope
@@ -59,8 +66,16 @@ ALIBI_INSIDE = (
 )
 
 
-def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Premises]:
-    """The check with the pairing of its rotations, and the premises with what its weights show of its scores."""
+MISTAKEN = "by its documentation its slopes are those of ALiBi, and as such they are judged; they are seen to be {}"
+POWERS = (2, EVEN_HEADS)
+"""Numbers of heads for which there is one rule of slopes."""
+
+
+def with_scores(check: ClaimCheck, premises: Premises, written: object = None) -> tuple[ClaimCheck, Premises]:
+    """The check with the pairing of its rotations, and the premises with what its weights show of its scores.
+
+    `written`: the function or class as somebody wrote it, whose documentation is read.
+    """
     if premises.block or premises.alibi:
         return check, premises
     width, observed = _observed(check, premises)
@@ -69,9 +84,7 @@ def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Prem
     capped = premises.softcap or Feature.SOFTCAP in check.claims
     scores = _Scores.of(observed, _problem(check, width, observed.weights.shape[1], _setup(check, premises)), premises)
     if Feature.ALIBI not in check.claims and (slopes := scores.slopes()):
-        if not is_usual(slopes) and not begins_interleaved(slopes):
-            raise TargetError(ALIBI_INSIDE.format(", ".join(f"{slope:.3g}" for slope in slopes)))
-        return check, replace(premises, alibi=True, interleaved=begins_interleaved(slopes))
+        return _sloped(check, premises, width, slopes, written)
     for caps in ((premises.softcap,),) if capped else ((None,), ()):
         found = _nearest(scores, list(_rotations(check, premises)), caps)
         if found is not None:
@@ -85,6 +98,28 @@ def with_scores(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Prem
     if premises.qk_norm:
         return check, premises
     return _with_own_angles(check, premises) or _with_norms(check, premises, scores, width)
+
+
+def _sloped(
+    check: ClaimCheck, premises: Premises, width: int, slopes: Sequence[float], written: object
+) -> tuple[ClaimCheck, Premises]:
+    """The same with the premise of ALiBi, by the rule that its slopes follow, or should by its documentation.
+
+    Raises:
+        TargetError: they follow none, and nothing states that they should.
+    """
+    if is_usual(slopes) or begins_interleaved(slopes):
+        return check, replace(premises, alibi=True, interleaved=begins_interleaved(slopes))
+    shown = ", ".join(f"{slope:.3g}" for slope in slopes)
+    if is_reordered(slopes) or not states_alibi(written) or not _is_usual_at_powers(check, premises, width):
+        raise TargetError(ALIBI_INSIDE.format(shown))
+    return check.stating(MISTAKEN.format(shown)), replace(premises, alibi=True, interleaved=True)
+
+
+def _is_usual_at_powers(check: ClaimCheck, premises: Premises, width: int) -> bool:
+    """Whether for powers of two of heads its slopes are those of ALiBi."""
+    seen = [safe_call(partial(_seen_at, check, premises, width, PEAKED.score_std, heads=n)).value for n in POWERS]
+    return all(scores is not None and is_usual(scores.slopes()) for scores in seen)
 
 
 def _with_own_angles(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Premises] | None:
@@ -178,11 +213,15 @@ def _takes_gains(check: ClaimCheck) -> bool:
     return isinstance(options, Options) and "query_norm" in options.named
 
 
-def _seen_at(check: ClaimCheck, premises: Premises, width: int, size: float, length: int = 0) -> _Scores | None:
+def _seen_at(
+    check: ClaimCheck, premises: Premises, width: int, size: float, length: int = 0, heads: int = 0
+) -> _Scores | None:
     """The scores of rows of some size; None where the candidate does not show its weights."""
     setup = replace(_setup(check, premises), score_std=size)
     setup = replace(setup, query_length=length, key_length=length) if length else setup
-    observed = Subject(_run(check), _interface(check, width), check.dtype, check.device).weights(setup)
+    interface = _interface(check, width)
+    interface = replace(interface, num_heads=heads) if heads and interface.num_heads > 1 else interface
+    observed = Subject(_run(check), interface, check.dtype, check.device).weights(setup)
     if not _usable(observed):
         return None
     return _Scores.of(observed, _problem(check, width, observed.weights.shape[1], setup), premises)
@@ -330,26 +369,6 @@ class _Scores:
         scores -= scores.max(-1, keepdims=True)
         logs: Floats = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
         return np.maximum(logs, self.faintest)
-
-
-def usual_slopes(heads: int) -> list[list[float]]:
-    """The slopes of ALiBi by the rules that there are: powers of one ratio, or of powers of two alone."""
-    return [[2.0 ** (-8.0 * h / heads) for h in range(1, heads + 1)], interleaved_slopes(heads).tolist()]
-
-
-def is_usual(slopes: Sequence[float]) -> bool:
-    """Whether they are those of ALiBi, for so many heads."""
-    return any(np.allclose(slopes, each, rtol=0.01) for each in usual_slopes(len(slopes)))
-
-
-def begins_interleaved(slopes: Sequence[float]) -> bool:
-    """Whether they begin as those of the powers of two around so many heads, and are of no one ratio.
-
-    The first ones are those of a power of two; whether the later ones are right is for the suite to find out.
-    """
-    ratio, interleaved = usual_slopes(len(slopes))
-    first = 2 ** (len(slopes).bit_length() - 1)
-    return np.allclose(slopes[:first], interleaved[:first], rtol=0.01) and not np.allclose(slopes, ratio, rtol=0.01)
 
 
 def near_whole(numbers: Floats) -> bool:

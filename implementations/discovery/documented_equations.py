@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
+from collections.abc import Callable
 
 from attention_conformance.implementations.discovery.code_text import tree_of
-from attention_conformance.implementations.discovery.documented import sentences_of, split, unconditional
+from attention_conformance.implementations.discovery.documented import documents_of, sentences_of, split, unconditional
 
 DENIED = re.compile(
     r"\b(?:unlike|not|never|no|nor|without|differs?|different|other than|instead of|rather than|incompatible)\b|n't\b",
@@ -141,3 +143,34 @@ def _called(target: object) -> list[str]:
     code = tree_of(target)
     calls = (each.func for each in ast.walk(code) if isinstance(each, ast.Call)) if code is not None else ()
     return [each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in calls]
+
+
+OF_ALIBI = re.compile(r"alibi(?![a-z])|alibi_?slopes", re.IGNORECASE)
+OF_OTHER_SLOPES = re.compile(
+    r"\b(?:unlike|differ\w*|other than|instead|rather than|incompatible|own(?! slope\b)|custom|variant|variation"
+    r"|modifi\w+|approximat\w+|simpl\w+|truncat\w+|cut|drop\w*|learn\w*|train\w*|sort\w*|reorder\w*|permut\w+"
+    r"|interpolat\w+|alternative|(?:next|higher|larger|above|up)\b.{0,20}\bpower|rounded|non-?standard"
+    r"|not (?:as|those|the|like|exactly|quite|compatible)|inspired|alibi[- ](?:like|style))\b",
+    re.IGNORECASE,
+)
+"""Words for ALiBi, and for slopes that are not quite those."""
+OF_SLOPES = re.compile(r"slopes?(?![a-z])|alibi", re.IGNORECASE)
+
+
+def states_alibi(target: object) -> bool:
+    """Whether it has the slopes of ALiBi by its name or documentation, or by those of what makes its slopes.
+
+    A sentence on other slopes anywhere leaves that open.
+    """
+    makers = [each for each in _callees(target) if OF_SLOPES.search(f"{each.__name__} {inspect.getdoc(each) or ''}")]
+    sentences = [each for owner in (target, *makers) for each in split(documents_of(owner))]
+    named = any(OF_ALIBI.search(getattr(owner, "__name__", "")) for owner in (target, *makers))
+    stated = named or any(_stated(OF_ALIBI, each) for each in sentences)
+    return stated and not any(OF_SLOPES.search(each) and OF_OTHER_SLOPES.search(each) for each in sentences)
+
+
+def _callees(target: object) -> list[Callable[..., object]]:
+    """The functions of its file that its code calls."""
+    file = sys.modules.get(getattr(target, "__module__", ""))
+    found = (getattr(file, name, None) for name in dict.fromkeys(_called(target)))
+    return [each for each in found if inspect.isfunction(each)]

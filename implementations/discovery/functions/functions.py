@@ -309,7 +309,7 @@ def _usual_candidate(
             check = empty_rows_as_seen(check, EMPTY)
     check = without_refused_lengths(check) if given else empty_lengths_as_seen(check)
     check = nan_of_length_0_as_seen(check) if interface and not any("row" in key for key in settings) else check
-    check, always = with_premises(check, premises)
+    check, always = with_premises(check, premises, as_written(check.function))
     published = {PUBLISHED_FLAG, "attn_mask"} & {*options.spelled.values()}
     check, broken = (check, {}) if promised or interface else without_broken_lengths(check)
     if not any("row" in key for key in settings):

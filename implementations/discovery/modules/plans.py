@@ -118,7 +118,7 @@ class ModulePlan:
         given = replace(given, length=given.length or self.always.length)
         if self.always.scale is not None and given.scale is None:
             given = replace(given, scale=self.always.scale)
-        check, notes = with_premises(replace(self.check, function=self.call), given)
+        check, notes = with_premises(replace(self.check, function=self.call), given, self.make.kind)
         call = check.function
         assert isinstance(call, ModuleCall)
         plan = replace(self, call=call, check=check)

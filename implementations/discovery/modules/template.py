@@ -11,7 +11,8 @@ from enum import Enum
 
 import torch
 
-from attention_conformance.implementations.discovery.always_scores import rotated, usual_slopes
+from attention_conformance.implementations.discovery.always_scores import rotated
+from attention_conformance.implementations.discovery.always_slopes import usual_slopes
 from attention_conformance.implementations.discovery.probe import Floats
 from attention_conformance.implementations.discovery.vocabulary import INPUTS
 from attention_conformance.spec.conventions import RotaryPairing

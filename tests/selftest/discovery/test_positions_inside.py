@@ -65,6 +65,54 @@ def test_other_slopes_are_no_premise(make: Make) -> None:
     assert "by slopes of 0.5, 0.5, 0.5, which are not those of ALiBi" in message
 
 
+POWER = "[2.0 ** (-8.0 * (i + 1) / n) for n in [1 << (num_heads - 1).bit_length()] for i in range(num_heads)]"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["Attention with linear biases (ALiBi).", "ALiBi: each head has its own slope, not above one half for 8 heads."],
+)
+def test_slopes_that_are_documented_as_those_of_alibi_are_judged(make: Make, words: str) -> None:
+    text = ALIBI.format(slopes=POWER, width="q.shape[-1]", bias="distance")
+    made = make(text.replace("    def __init__", f'    """{words}"""\n    def __init__', 1))
+    assert made.claims.premises == Premises(causal=True, alibi=True, interleaved=True)
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(made)
+
+
+@pytest.mark.parametrize("name", ["alibi_slopes", "slopes_of"])
+def test_what_makes_the_slopes_of_a_function_may_state_that_they_are_those_of_alibi(make: Make, name: str) -> None:
+    text = f"""
+def {name}(num_heads):
+    return torch.tensor({POWER})
+
+def f(q, k, v):
+    far = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
+    far = {name}(q.shape[1])[:, None, None] * far.abs()
+    return attend(q, k, v, -far.to(q.dtype))[0]
+"""
+    if name == "slopes_of":
+        assert "which are not those of ALiBi" in refused(make, text)
+    else:
+        assert make(text).claims.premises == Premises(alibi=True, interleaved=True)
+
+
+@pytest.mark.parametrize(
+    ("slopes", "words"),
+    [
+        (POWER, "ALiBi, with the slopes of the next power of two cut to the number of heads."),
+        (POWER, "Linear biases, unlike those of ALiBi."),
+        (POWER, "Attention that favours near keys."),
+        (f"sorted({MIXED})", "Attention with ALiBi."),
+        ("[2.0 ** -(i + 1) for i in range(num_heads)]", "ALiBi."),
+    ],
+)
+def test_slopes_that_nobody_states_to_be_those_of_alibi_are_not_judged(make: Make, slopes: str, words: str) -> None:
+    text = ALIBI.format(slopes=slopes, width="q.shape[-1]", bias="distance")
+    text = text.replace("    def __init__", f'    """{words}"""\n    def __init__', 1)
+    assert "which are not those of ALiBi" in refused(make, text)
+
+
 RELATIVE = """
 class Base(nn.Module):
     def __init__(self, n_head, d_model, d_head, dropout):
