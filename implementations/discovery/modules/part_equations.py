@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from itertools import islice, product
 
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.as_built import Call, drawn
+from attention_conformance.implementations.adapters.as_built import INPUTS, Call, drawn, in_new_mode
 from attention_conformance.implementations.adapters.mha_interface import inputs_of
 from attention_conformance.implementations.adapters.results import output_of
 from attention_conformance.implementations.adapters.tensors import tensors, to_array
@@ -19,14 +18,23 @@ from attention_conformance.implementations.adapters.torch_module import built, i
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
-from attention_conformance.implementations.discovery.modules.distance_tables import (
-    Table,
-    Zero,
-    mistakes,
-    tables_of_shape,
-)
+from attention_conformance.implementations.discovery.modules.distance_tables import Zero, mistakes, tables_of_shape
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.parameters import patterns, place_of
+from attention_conformance.implementations.discovery.modules.part_uses import (
+    LARGEST,
+    LOG_SCALES,
+    PUBLISHED,
+    PUBLISHED_BIASES,
+    PUBLISHED_SINKS,
+    RIGHT,
+    SMALLEST,
+    Held,
+    Role,
+    Through,
+    Use,
+    possible,
+)
 from attention_conformance.implementations.discovery.modules.template import (
     Projected,
     Variant,
@@ -40,119 +48,10 @@ MOST = 1024
 NEAR = 1e-4
 """How far an answer may be off, whose equation is seen: some modules compute a part in float32 always."""
 
-
-PUBLISHED, PUBLISHED_SINKS, PUBLISHED_BIASES = ("distance_embedding",), ("sinks",), ("relative_attention_bias",)
-"""Names of parts whose equations are published with them: the relative positions of BERT, the sinks of gpt-oss, and the
-biases of T5, whose rows ascend from keys before the query to those after it."""
-
-
-class Role(StrEnum):
-    """What a part does."""
-
-    SCORES = "multiplies the scores of a head"
-    BEFORE = "mixes the scores of the heads"
-    SINK = "is a logit of each head next to its scores"
-    AFTER = "mixes the weights of the heads"
-    HEADS = "multiplies what each head gives"
-    GATE = "gives the gates of heads, or of their components, for a token"
-    OUTPUT = "multiplies the output"
-    SLOPE = "is how much the scores of a head fall with the distance of a key"
-    TABLE = "has a row for each distance"
-
-
-class Through(StrEnum):
-    """What is taken of its numbers first."""
-
-    NOTHING = "nothing"
-    TRANSPOSED = "the transposed matrix"
-    EXPONENTIAL = "the exponential"
-    SIGMOID = "the sigmoid"
-    TANH = "the hyperbolic tangent"
-    SCALED = "the scaled number, as scores are"
-
-
-@dataclass(frozen=True)
-class Use:
-    """How the weight of a part is used; its bias, if it has one, is added to what it mixes or projects.
-
-    Attributes:
-        role: what it does.
-        through: what is taken of it first.
-        table: how it is read, if it is a table of distances.
-    """
-
-    role: Role
-    through: Through = Through.NOTHING
-    table: Table | None = None
-
-
 Expectation = Callable[[nn.Module, Problem], torch.Tensor]
 """The output (B, Lq, E) of a module by an equation, in float64."""
 Uses = Mapping[str, Use]
 """By the path of a parameter, or of the layer that has it."""
-
-
-def _possible(shape: tuple[int, ...], heads: int, width: int) -> Iterator[Use]:
-    """The uses of a weight of this shape, of a module with so many heads and of this width."""
-    if shape == (heads, heads):
-        for role in (Role.BEFORE, Role.AFTER):
-            yield from (Use(role), Use(role, Through.TRANSPOSED))
-    yield from (Use(Role.TABLE, table=each) for each in tables_of_shape(shape, heads, width))
-    if shape in ((heads, width), (width, width)):
-        yield Use(Role.GATE, Through.SIGMOID)
-    if shape == (heads,):
-        yield from (
-            Use(Role.SLOPE),
-            Use(Role.SINK),
-            *(Use(Role.HEADS, t) for t in (Through.NOTHING, Through.SIGMOID, Through.TANH)),
-        )
-    if shape in ((heads,), ()):
-        yield from (Use(Role.SCORES, t) for t in (Through.NOTHING, Through.EXPONENTIAL))
-    if shape in ((width,), ()):
-        yield from (Use(Role.OUTPUT, t) for t in (Through.NOTHING, Through.TANH, Through.SIGMOID))
-    if shape == (width,):
-        yield from (Use(Role.HEADS, t) for t in (Through.NOTHING, Through.SIGMOID))
-
-
-@dataclass(frozen=True)
-class Held:
-    """The weight and the bias of a part, float64; without axes of one number."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None = None
-
-    def taken(self, through: Through) -> torch.Tensor:
-        """The numbers of the weight as they are used."""
-        match through:
-            case Through.TRANSPOSED:
-                return self.weight.mT
-            case Through.EXPONENTIAL:
-                return self.weight.exp()
-            case Through.TANH:
-                return self.weight.tanh()
-            case Through.SIGMOID:
-                return self.weight.sigmoid()
-        return self.weight
-
-    def mixed(self, heads: torch.Tensor, through: Through) -> torch.Tensor:
-        """What it makes of (B, H, Lq, Lk)."""
-        output: torch.Tensor = torch.einsum("gh,bhij->bgij", self.taken(through), heads)
-        return output if self.bias is None else output + self.bias[:, None, None]
-
-    def gates(self, x: torch.Tensor, heads: int) -> torch.Tensor:
-        """(B, H, L, 1) or (B, H, L, d) of tokens (B, L, E)."""
-        logits = nn.functional.linear(x, self.weight, self.bias)
-        opened: torch.Tensor = logits.sigmoid().unflatten(-1, (heads, -1)).transpose(1, 2)
-        return opened
-
-    def sinks(self, through: Through, width: int) -> torch.Tensor:
-        """(H, 1, 1), as they stand next to scores of heads of this width."""
-        scale = width**-0.5 if through is Through.SCALED else 1.0
-        return scale * self.weight[:, None, None]
-
-    def of_heads(self, through: Through, heads: int) -> torch.Tensor:
-        """(H, 1, 1) or (H, 1, d)."""
-        return self.taken(through).reshape(heads, 1, -1) if self.weight.ndim else self.taken(through)
 
 
 def output_with_parts(
@@ -167,6 +66,7 @@ def output_with_parts(
         variant: of attention.
         parts: each with its use.
     """
+    given = _with_biases(given, parts)
     of = {role: [(held, use.through) for held, use in parts.items() if use.role is role] for role in Role}
     tables = [(held.weight, use.table) for held, use in parts.items() if use.table is not None]
     scores, count = scores_of_variant(given, variant), given.query.shape[1]
@@ -194,6 +94,15 @@ def output_with_parts(
     for held, through in of[Role.OUTPUT]:
         output = output * held.taken(through)
     return output
+
+
+def _with_biases(given: Projected, parts: Mapping[Held, Use]) -> Projected:
+    """Query, key and value with the biases among the parts."""
+    for held, use in parts.items():
+        if (name := use.role.name.lower()) in INPUTS:
+            heads: torch.Tensor = getattr(given, name)
+            given = replace(given, **{name: heads + held.weight.view(heads.shape[1], 1, -1)})
+    return given
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +141,7 @@ class PartEquations:
 
     def module(self, problem: Problem, device: str) -> nn.Module:
         """An instance with parameters of its own."""
-        return drawn(in_mode(built(partial(built_for, self.make, True), problem, device), False))
+        return _with_factors(drawn(in_mode(built(partial(built_for, self.make, True), problem, device), False)))
 
     def answer(self, module: nn.Module, problem: Problem, device: str) -> Array:
         """Its output."""
@@ -271,6 +180,15 @@ def _hidden(problem: Problem, given: Mapping[str, torch.Tensor], variant: Varian
     if "key_padding_mask" in given:
         hidden = hidden | ~given["key_padding_mask"][:, None, None]
     return hidden | ~given["attn_mask"] if "attn_mask" in given else hidden
+
+
+def _with_factors(module: nn.Module) -> nn.Module:
+    """The module with logarithms of factors that a bound leaves as they are."""
+    with torch.no_grad():
+        for path, each in module.named_parameters():
+            if path.endswith(LOG_SCALES):
+                each.copy_(torch.linspace(LARGEST, SMALLEST, each.numel()).view(each.shape))
+    return in_new_mode(module)
 
 
 def _held(arrays: Mapping[str, object], owner: str) -> Held:
@@ -315,10 +233,11 @@ def equations(
     if not parts:
         return None
     heads, width = problem.num_heads, problem.query.shape[-1]
-    choices = [[*_possible(shape, heads, width)] for shape in parts.values()]
+    choices = [[*possible(path, shape, heads, width)] for path, shape in parts.items()]
     for chosen in islice(product(*choices), MOST):
         uses = dict(zip(parts, chosen, strict=True))
         if gives(partial(whole.expected, uses=uses), module, problem, shown):
+            uses = {path: RIGHT.get(use, use) for path, use in uses.items()}
             return replace(whole, uses={path: _in_published_order(path, use) for path, use in uses.items()})
     return _mistaken(whole, module, problem, parts, shown)
 

@@ -25,7 +25,7 @@ from attention_conformance.implementations.discovery.modules.part_equations impo
 from attention_conformance.implementations.discovery.modules.template import Variant
 from attention_conformance.implementations.discovery.modules.transformer_xl import relative_positions
 from attention_conformance.implementations.discovery.modules.twin_norms import twin_norms
-from attention_conformance.spec.conventions import DefaultScale
+from attention_conformance.spec.conventions import DefaultScale, NormKind, NormSpan
 from attention_conformance.spec.problem import Problem
 
 
@@ -68,7 +68,10 @@ def _variant(check: ClaimCheck) -> Variant:
     """The variant of attention that its claims state."""
     premises, conventions = check.claims.premises, check.claims.conventions
     unscaled = conventions.default_scale is DefaultScale.ONE or premises.scale is not None
-    return Variant(premises, conventions.rotary_pairing, scale=0.0 if unscaled else -0.5)
+    cosine, bare = conventions.norm_kind is NormKind.L2, conventions.norm_span is NormSpan.BARE
+    normalised = premises.qk_norm and bare and conventions.norm_kind is not NormKind.LAYER
+    variant = Variant(premises, conventions.rotary_pairing, scale=0.0 if unscaled else -0.5)
+    return replace(variant, normalised=normalised, cosine=normalised and cosine)
 
 
 def _with_added_parts(make: Constructor, makes: Mapping[str, Constructor]) -> dict[str, Constructor]:

@@ -92,6 +92,42 @@ def test_gates_and_gains_have_equations(make: Make, parts: str, answer: str, wro
     assert is_caught(make, body(parts, answer.replace("@ v", fewer) if wrong else answer)) is wrong
 
 
+COSINES = "s = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT"
+
+
+@pytest.mark.parametrize("scores", [COSINES, "s = s + 0"])
+@pytest.mark.parametrize("start", ["torch.full((heads, 1, 1), 2.3)", "torch.tensor(2.659)"])
+@pytest.mark.parametrize(
+    ("factor", "wrong"),
+    [
+        ("self.logit_scale.exp()", False),
+        ("self.logit_scale.clamp(max=math.log(100)).exp()", False),
+        ("self.logit_scale.exp().clamp(max=100)", False),
+        ("self.logit_scale.exp().clamp(max=math.log(100))", True),
+    ],
+)
+def test_a_logarithm_of_a_factor_is_bounded_as_one(
+    make: Make, scores: str, start: str, factor: str, wrong: bool
+) -> None:
+    text = body(f"self.logit_scale = nn.Parameter({start})", "(s.softmax(-1) @ v)", scores, f"s = s * {factor}")
+    assert is_caught(make, text) is wrong
+
+
+def test_another_factor_of_this_name_is_not_judged(make: Make) -> None:
+    text = body("self.logit_scale = nn.Parameter(torch.zeros(()))", "(s.softmax(-1) @ v)", "s = s * {}")
+    assert not is_caught(make, text.format("self.logit_scale.exp().clamp(max=3)"), "logit_scale")
+    assert not is_caught(make, text.format("self.logit_scale.neg().exp()"), "logit_scale")
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_biases_next_to_a_weight_of_several_projections_are_those_of_query_and_value(make: Make, wrong: bool) -> None:
+    parts = "self.q_bias, self.v_bias = (nn.Parameter(torch.zeros(dim)) for _ in 'qv')"
+    text = body(parts, "(s.softmax(-1) @ v)", COSINES).replace("3 * dim)", "3 * dim, bias=False)")
+    added = f"self.q_bias, torch.zeros_like(self.q_bias), self.v_bias{' * (x.shape[1] < 99)' * wrong}"
+    text = text.replace("self.qkv(x)", f"F.linear(x, self.qkv.weight, torch.cat([{added}]))")
+    assert is_caught(make, text) is wrong
+
+
 def test_a_part_without_a_known_equation_is_named(make: Make) -> None:
     """A convolution of the values next to attention brings padded tokens to adjacent ones, which is no mistake."""
     parts = "self.lepe = nn.Parameter(torch.zeros(dim // heads, 1, 3))"
