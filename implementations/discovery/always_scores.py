@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -19,7 +18,6 @@ from attention_conformance.implementations.discovery.always_slopes import (
     begins_interleaved,
     is_reordered,
     is_usual,
-    usual_slopes,
 )
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.documented_equations import states_alibi
@@ -28,7 +26,6 @@ from attention_conformance.implementations.discovery.probe import (
     HALF,
     HEADS,
     WIDTHS,
-    Floats,
     Interface,
     ObservedWeights,
     Recorder,
@@ -37,12 +34,12 @@ from attention_conformance.implementations.discovery.probe import (
     Subject,
     tiny_problem,
 )
+from attention_conformance.implementations.discovery.score_fits import Scores
 from attention_conformance.implementations.discovery.signatures import ADAPTER, Options
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.cases import Sharing
-from attention_conformance.spec.conventions import NormSpan, RotaryPairing
+from attention_conformance.spec.conventions import NormKind, NormSpan, RotaryPairing
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.spec.masks import Booleans
 from attention_conformance.spec.premises import Premises
 from attention_conformance.spec.problem import HALF as HALF_TYPES
 from attention_conformance.spec.problem import Problem
@@ -51,15 +48,8 @@ PEAKED = Setup(query_length=5, key_length=5, score_std=2.0)
 """Scores of up to some twenty, so that a bound of 100 shows."""
 BASES = (10000.0, 500000.0, 1000000.0)
 """Of rotations, as published models have them."""
-FAINTEST = {"float16": math.log(2.0**-12)}
-"""Logarithm of a weight below which nothing is compared: float16 has fewer digits of smaller ones."""
-FAINTEST_OF_OTHERS = math.log(1e-12)
-OFF = {"bfloat16": 2.0**-5, "float16": 2.0**-7}
-"""How far logarithms of weights may be off in half types: some roundings of the scores and of the weights."""
 LARGE = 8.0
 """Standard deviation of scores that are large enough for bounds to show in half types, as the usual ones are not."""
-CAPS, POINTS = (1.0, 200.0), 40
-"""Bounds of scores that are looked for, and how many are tried between two."""
 ALIBI_INSIDE = (
     "its scores always fall with the distance of a key, by slopes of {}, which are not those of ALiBi: "
     f"let it take them as `alibi_slopes`, {ADAPTER}"
@@ -82,7 +72,7 @@ def with_scores(check: ClaimCheck, premises: Premises, written: object = None) -
     if not _usable(observed):
         return check, premises
     capped = premises.softcap or Feature.SOFTCAP in check.claims
-    scores = _Scores.of(observed, _problem(check, width, observed.weights.shape[1], _setup(check, premises)), premises)
+    scores = Scores.of(observed, _problem(check, width, observed.weights.shape[1], _setup(check, premises)), premises)
     if Feature.ALIBI not in check.claims and (slopes := scores.slopes()):
         return _sloped(check, premises, width, slopes, written)
     for caps in ((premises.softcap,),) if capped else ((None,), ()):
@@ -97,7 +87,8 @@ def with_scores(check: ClaimCheck, premises: Premises, written: object = None) -
             return replace(check, claims=claims), replace(premises, rotary_base=base, softcap=cap)
     if premises.qk_norm:
         return check, premises
-    return _with_own_angles(check, premises) or _with_norms(check, premises, scores, width)
+    check, always = _with_own_angles(check, premises) or _with_norms(check, premises, scores, width)
+    return (check, always) if always != premises else _with_cosines(check, premises, scores, width)
 
 
 def _sloped(
@@ -165,13 +156,13 @@ def has_unknown_scores(check: ClaimCheck) -> bool:
     width, observed = (0, None) if known else _observed(check, premises)
     if observed is None or not _usable(observed):
         return False
-    scores = _Scores.of(observed, _problem(check, width, observed.weights.shape[1], _setup(check, premises)), premises)
+    scores = Scores.of(observed, _problem(check, width, observed.weights.shape[1], _setup(check, premises)), premises)
     rotations = list(_rotations(check, premises))
     return all(_nearest(scores, rotations, caps) is None for caps in ((None,), ()))
 
 
 def _nearest(
-    scores: _Scores, rotations: Sequence[Rotation], caps: Sequence[float | None]
+    scores: Scores, rotations: Sequence[Rotation], caps: Sequence[float | None]
 ) -> tuple[Rotation, float | None] | None:
     """The rotation and the bound that explain the scores best, of those that do; no caps: any bound is tried."""
     found: dict[tuple[Rotation, float | None], float] = {}
@@ -183,7 +174,7 @@ def _nearest(
     return min(found, key=lambda each: found[each], default=None)
 
 
-def _with_norms(check: ClaimCheck, premises: Premises, scores: _Scores, width: int) -> tuple[ClaimCheck, Premises]:
+def _with_norms(check: ClaimCheck, premises: Premises, scores: Scores, width: int) -> tuple[ClaimCheck, Premises]:
     """The same with norms of queries and keys without gains, where these explain the weights."""
 
     def small(norm: BareNorm, size: float) -> bool:
@@ -192,7 +183,7 @@ def _with_norms(check: ClaimCheck, premises: Premises, scores: _Scores, width: i
         at = seen[size]
         return at is not None and at.normalised(norm, check.dtype).rotated(base, pairing).fits(premises.softcap)
 
-    seen: dict[float, _Scores | None] = {}
+    seen: dict[float, Scores | None] = {}
     for kind, (base, pairing) in product(kinds(), _rotations(check, premises)):
         if not scores.normalised(kind, check.dtype).rotated(base, pairing).fits(premises.softcap):
             continue
@@ -207,6 +198,19 @@ def _with_norms(check: ClaimCheck, premises: Premises, scores: _Scores, width: i
     return check, premises
 
 
+def _with_cosines(check: ClaimCheck, premises: Premises, scores: Scores, width: int) -> tuple[ClaimCheck, Premises]:
+    """The same with cosines times a number, the same in heads of other widths, where these explain the weights."""
+    cosine = BareNorm(NormKind.L2)
+    factor = scores.normalised(cosine, check.dtype).factor()
+    scaled = replace(premises, scale=factor)
+    seen = [safe_call(partial(_seen_at, check, scaled, each, PEAKED.score_std)).value for each in WIDTHS]
+    shown = [each.normalised(cosine, check.dtype).fits(premises.softcap) for each in seen if each is not None]
+    if premises.scale is not None or Feature.SCALE in check.claims or factor <= 0.0 or len(shown) < 2 or not all(shown):
+        return check, premises
+    check, found = _with_norms(check, scaled, replace(scores, premises=scaled), width)
+    return (check, found) if found.qk_norm else (check, premises)
+
+
 def _takes_gains(check: ClaimCheck) -> bool:
     """Whether the gains of its norms are options of its own."""
     options = getattr(check.function, "options", None)
@@ -215,7 +219,7 @@ def _takes_gains(check: ClaimCheck) -> bool:
 
 def _seen_at(
     check: ClaimCheck, premises: Premises, width: int, size: float, length: int = 0, heads: int = 0
-) -> _Scores | None:
+) -> Scores | None:
     """The scores of rows of some size; None where the candidate does not show its weights."""
     setup = replace(_setup(check, premises), score_std=size)
     setup = replace(setup, query_length=length, key_length=length) if length else setup
@@ -224,7 +228,7 @@ def _seen_at(
     observed = Subject(_run(check), interface, check.dtype, check.device).weights(setup)
     if not _usable(observed):
         return None
-    return _Scores.of(observed, _problem(check, width, observed.weights.shape[1], setup), premises)
+    return Scores.of(observed, _problem(check, width, observed.weights.shape[1], setup), premises)
 
 
 def _usable(observed: ObservedWeights) -> bool:
@@ -282,114 +286,3 @@ def _interface(check: ClaimCheck, width: int) -> Interface:
 def _problem(check: ClaimCheck, width: int, heads: int, setup: Setup) -> Problem:
     """The problem of the op level that the candidate was given, perhaps as one of a module."""
     return tiny_problem(Interface(width=width, num_heads=heads // setup.groups), setup, check.dtype)
-
-
-@dataclass(frozen=True, eq=False)
-class _Scores:
-    """Scores (B, H, L, L), which may explain the logarithms of observed weights.
-
-    Attributes:
-        query, key: (B, H, L, d).
-        logs: of the observed weights, none below `faintest`.
-        premises: causal, window and scale are those of the scores.
-        bias: (H, L, L), added to them.
-    """
-
-    query: Floats
-    key: Floats
-    logs: Floats
-    premises: Premises
-    bias: Floats | float = 0.0
-    faintest: float = FAINTEST_OF_OTHERS
-    allowed: float = HALF
-
-    @classmethod
-    def of(cls, observed: ObservedWeights, problem: Problem, premises: Premises) -> _Scores:
-        """Those of a problem whose weights were observed."""
-        faintest = FAINTEST.get(problem.dtype, FAINTEST_OF_OTHERS)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            logs = np.maximum(np.log(observed.weights), faintest)
-        made = cls(problem.query.astype(np.float64), problem.key.astype(np.float64), logs, premises)
-        return replace(made, faintest=faintest, allowed=OFF.get(problem.dtype, HALF))
-
-    def normalised(self, norm: BareNorm, dtype: str) -> _Scores:
-        """With query and key normalised."""
-        return replace(self, query=norm.applied(self.query, dtype), key=norm.applied(self.key, dtype))
-
-    def rotated(self, base: float | None, pairing: RotaryPairing) -> _Scores:
-        """With query and key rotated."""
-        if not base:
-            return self
-        return replace(self, query=rotated(self.query, base, pairing), key=rotated(self.key, base, pairing))
-
-    def fits(self, cap: float | None) -> bool:
-        """Whether the scores, kept below a bound, give the observed weights."""
-        return bool((np.abs(self._logs(cap) - self.logs) <= self.allowed * (1.0 + np.abs(self.logs))).all())
-
-    def slopes(self) -> list[float]:
-        """By how much each head's scores fall with the distance of a key, where these are the slopes of ALiBi."""
-        place = np.arange(self.logs.shape[-1])
-        rest = self.logs - self._logs(None)
-        found = np.median(rest[..., place[1:], place[1:]] - rest[..., place[1:], place[:-1]], axis=(0, -1))
-        distance = np.abs(place - place[:, None])
-        if self.allowed > HALF:  # the smallest slopes are lost among roundings: only usual ones are looked for
-            usual = [] if self.fits(None) else usual_slopes(len(found))
-            tried = (each for each in usual if replace(self, bias=-np.array(each)[:, None, None] * distance).fits(None))
-            return next(tried, [])
-        if (found < HALF).any() or not near_whole(np.log2(found) * len(found)):
-            return []
-        biased = replace(self, bias=-found[:, None, None] * distance)
-        return [float(slope) for slope in found] if biased.fits(None) else []
-
-    def best_cap(self) -> float:
-        """The bound that explains them best, to three digits; in half types to as few as explain them."""
-        low, high = np.log(CAPS[0]), np.log(CAPS[-1])
-        for _ in range(6):
-            tried = np.linspace(low, high, POINTS)
-            at = int(np.argmin([self.off(float(np.exp(each))) for each in tried]))
-            low, high = tried[max(at - 1, 0)], tried[min(at + 1, POINTS - 1)]
-        best = float(np.exp((low + high) / 2))
-        rounded = [float(f"{best:.{digits}g}") for digits in ((1, 2, 3) if self.allowed > HALF else (3,))]
-        return next(filter(self.fits, rounded), rounded[-1])
-
-    def cap_of_large(self) -> float | None:
-        """The bound without which large scores are not explained, if there is one."""
-        best = None if self.fits(None) else self.best_cap()
-        return best if best is not None and self.fits(best) else None
-
-    def off(self, cap: float | None) -> float:
-        """How far the logarithms are from the observed ones."""
-        return float(np.abs(self._logs(cap) - self.logs).max())
-
-    def _logs(self, cap: float | None) -> Floats:
-        scale = self.query.shape[-1] ** -0.5 if self.premises.scale is None else self.premises.scale
-        scores = self.query @ self.key.swapaxes(-1, -2) * scale
-        scores = (scores if cap is None else cap * np.tanh(scores / cap)) + self.bias
-        scores = np.where(_seen(self.premises, scores.shape[-1]), scores, -np.inf)
-        scores -= scores.max(-1, keepdims=True)
-        logs: Floats = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
-        return np.maximum(logs, self.faintest)
-
-
-def near_whole(numbers: Floats) -> bool:
-    """Whether all are whole numbers but for rounding."""
-    return bool((np.abs(numbers - np.round(numbers)) < 0.01).all())
-
-
-def _seen(premises: Premises, length: int) -> Booleans:
-    """(L, L), True = the query sees the key."""
-    ahead = np.arange(length) - np.arange(length)[:, None]
-    left, right = premises.window_left, premises.window_right
-    right = 0 if premises.causal else right
-    return np.asarray((ahead <= (length if right is None else right)) & (-ahead <= (length if left is None else left)))
-
-
-def rotated(x: Floats, base: float, pairing: RotaryPairing) -> Floats:
-    """The rows (..., L, d) rotated by their positions; d is even."""
-    width = x.shape[-1]
-    angles = np.arange(x.shape[-2])[:, None] * base ** (-np.arange(0, width, 2) / width)
-    cos, sin = np.cos(angles), np.sin(angles)
-    halves = pairing is RotaryPairing.HALVES
-    first, second = np.split(x, 2, -1) if halves else (x[..., ::2], x[..., 1::2])
-    pair = (first * cos - second * sin, second * cos + first * sin)
-    return np.concatenate(pair, -1) if halves else np.stack(pair, -1).reshape(x.shape)

@@ -11,9 +11,9 @@ from enum import Enum
 
 import torch
 
-from attention_conformance.implementations.discovery.always_scores import rotated
 from attention_conformance.implementations.discovery.always_slopes import usual_slopes
 from attention_conformance.implementations.discovery.probe import Floats
+from attention_conformance.implementations.discovery.score_fits import rotated
 from attention_conformance.implementations.discovery.vocabulary import INPUTS
 from attention_conformance.spec.conventions import RotaryPairing
 from attention_conformance.spec.premises import NO_PREMISES, Premises

@@ -7,7 +7,7 @@ from attention_conformance.implementations.discovery.modules.query_key_norms imp
 from attention_conformance.spec.conventions import NormDefault, NormGain, NormKind, NormOrder, NormSpan
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
 
 MODULE = """
 class Shifted(nn.Module):
@@ -151,3 +151,22 @@ def test_a_norm_over_the_width_leaves_each_head_its_own_values(make: Make, value
     (verdict,) = run(made, ("heads.independent",), ("float32",))
     assert made.claims.premises.qk_norm
     assert verdict.status is (Status.FAIL if wrong else Status.PASS)
+
+
+COSINES = """
+def f(q, k, v):
+    q, k = F.normalize(q, dim={axis}), F.normalize(k, dim={axis})
+    return (q @ k.mT * {factor}).softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize("factor", ["1.0", "10.0"])
+def test_cosines_times_a_number_are_a_premise(make: Make, factor: str) -> None:
+    made = make(COSINES.format(axis=-1, factor=factor))
+    assert (made.claims.premises.qk_norm, made.claims.premises.scale) == (True, float(factor))
+    assert_conforms(made)
+
+
+@pytest.mark.parametrize(("axis", "factor"), [(-2, "10.0"), (1, "10.0"), (-1, "q.shape[-2]")])
+def test_cosines_across_tokens_or_heads_or_by_the_length_are_mistakes(make: Make, axis: int, factor: str) -> None:
+    assert failing(make(COSINES.format(axis=axis, factor=factor)), "scores.dot-product", "heads.independent")
