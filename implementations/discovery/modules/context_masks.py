@@ -23,6 +23,7 @@ MASKS = ("bool_mask", "float_mask", "key_padding_mask")
 LONGER = 24
 """Keys, more than the queries of the plain case."""
 SQUARE = {"query_length": 5, "key_length": 5}
+BOTH_MASKS = "with an open mask of its own tokens next to that of the context"
 
 
 def with_own_mask_open(call: ModuleCall, check: ClaimCheck) -> ModuleCall:
@@ -37,6 +38,25 @@ def with_own_mask_open(call: ModuleCall, check: ClaimCheck) -> ModuleCall:
         return has_effect(replace(check.claiming({Feature.KEY_PADDING}), function=way), PADDED)
 
     return opened if hides(opened) and not hides(call) else call
+
+
+def with_both_masks(call: ModuleCall, check: ClaimCheck) -> ModuleCall | None:
+    """The call with a mask of its own tokens, too, that hides none, next to that of the context; None for no such.
+
+    That mask is of its own tokens where it hides them in self-attention, (B, L): it has no say on those of a context.
+    What a statement of its own refuses is none.
+    """
+    spelled = call.options.spelled
+    named = {spelled.get(each) for each in ("bool_mask", "key_padding_mask")}
+    if len(call.of_context) != 1 or call.own_open or not {*call.of_context} & named:
+        return None
+    options = call.options.with_masks_as("key_padding_mask") if "bool_mask" in spelled else call.options
+    claimed = check.claiming({Feature.KEY_PADDING})
+    alone = replace(call.alone_with_itself(), options=options, of_context={})
+    own = replace(claimed.without({Feature.CROSS, Feature.KEY_VALUE}), function=alone)
+    both = replace(call, own_open=True)
+    outcome = replace(claimed, function=replace(both, options=options)).run(PADDED)
+    return None if outcome.refused or not has_effect(own, PADDED) else both
 
 
 def without_unread(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:

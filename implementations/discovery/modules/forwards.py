@@ -157,8 +157,13 @@ class ModuleCall:
         if len(inputs) > 1:
             options = {self.of_context.get(name, name): option for name, option in options.items()}
             if self.own_open and {*self.of_context.values()} & {*options}:
-                options |= dict.fromkeys(self.of_context, given["query"].new_ones(given["query"].shape[:2]).bool())
+                options |= dict.fromkeys(self.of_context, self._open(given["query"]))
         return self._prepared(module, inputs, options, problem.num_heads)
+
+    def _open(self, query: torch.Tensor) -> torch.Tensor:
+        """A mask of the queries' tokens, (B, Lq), that hides none, as its masks are given."""
+        mask = polarised(query.new_ones(query.shape[:2]).bool(), self.polarity)
+        return query.new_zeros(mask.shape).masked_fill(mask, self.true_as) if self.true_as else mask
 
     @property
     def rotates(self) -> bool:

@@ -32,6 +32,7 @@ from attention_conformance.implementations.discovery.extras import (
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.constructors import without_other_widths
+from attention_conformance.implementations.discovery.modules.context_masks import BOTH_MASKS
 from attention_conformance.implementations.discovery.modules.emptied_twice import without_rows_emptied_twice
 from attention_conformance.implementations.discovery.modules.layout import (
     fit_of_heads,
@@ -111,7 +112,7 @@ def module_candidate(
         if (error := check.run(TRANSPOSED).error) and Feature.VIEWS in claims:
             claims = replace(claims, features=claims.features - {Feature.VIEWS})
             notes = (*notes, unclaimed("views", error))
-    kept = {SHORTER_DOCUMENT, *(PROMISED if published else ())}
+    kept = {SHORTER_DOCUMENT, BOTH_MASKS, *(PROMISED if published else ())}
     alternatives = {other: run for other, run in other_calls(plan) if other in kept or check.succeeds(run)}
     alternatives |= dict(calls_after_flags(plan))
     features = claims.features.union(EXTRA_FEATURES[extra.name] for extra in plan.extras)

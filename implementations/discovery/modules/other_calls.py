@@ -28,6 +28,7 @@ from attention_conformance.implementations.discovery.extras import returns_score
 from attention_conformance.implementations.discovery.functions.on_request import FLAGS
 from attention_conformance.implementations.discovery.modules.built_otherwise import OF_SLICES
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
+from attention_conformance.implementations.discovery.modules.context_masks import BOTH_MASKS, with_both_masks
 from attention_conformance.implementations.discovery.modules.dropping import RATE, with_dropout
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.mask_ranks import promised_per_key
@@ -224,6 +225,8 @@ def _called_otherwise(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
         added = replace(call, padding_added=True)
         if not replace(plan.check, function=added).run(replace(BIASED, mask_shape=MaskShape.KEYS)).error:
             yield "with numbers in its key_padding_mask", plan.run(added)
+    if (both := with_both_masks(call, plan.check)) is not None:
+        yield BOTH_MASKS, plan.run(both)
     if (per_key := promised_per_key(call, plan.check)) is not None:
         yield f"with its {per_key.name!r} as (B, Lk)", plan.run(per_key)
     if call.form is MaskForm.FLAT and "bool_mask" in spelled:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from attention_conformance.implementations.discovery.modules.context_masks import BOTH_MASKS
 from attention_conformance.implementations.discovery.modules.module_forms import Form, found_form
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.conventions import EmptyRow, Polarity, ProductPrecision
@@ -339,3 +340,23 @@ def test_a_mask_that_is_read_next_to_another_alone_comes_with_it(make: Make, rea
     assert (Feature.KEY_PADDING in made.claims) == read
     if read:
         assert_conforms(made)
+
+
+HIDDEN = "m = {}; s = s if m is None else s.masked_fill(~m[:, None, None], torch.finfo(s.dtype).min)"
+REFUSED = "assert mask is None or context_mask is None; "
+BOTH = {
+    "ignored": HIDDEN.format("mask if y is x else context_mask"),
+    "in the place of the other": HIDDEN.format("context_mask if mask is None else mask"),
+    "refused": REFUSED + HIDDEN.format("context_mask if mask is None else mask"),
+    "of queries and keys": HIDDEN.format("context_mask") + "; s = s if mask is None else s - 9e9 * ~mask",
+}
+
+
+@pytest.mark.parametrize("case", BOTH)
+def test_a_mask_of_its_own_tokens_has_no_say_on_those_of_a_context(make: Make, case: str) -> None:
+    inputs = {**context("context"), "inputs": "x, mask=None, context=None, context_mask=None"}
+    made = make(text_of({**inputs, "masked": BOTH[case]}))
+    assert Feature.CROSS in made.claims
+    assert (BOTH_MASKS in made.alternatives) == (case in ("ignored", "in the place of the other"))
+    found = run(made, ("relations.alternatives",), ("float64",))
+    assert (Status.FAIL in {each.status for each in found}) == (case == "in the place of the other")
