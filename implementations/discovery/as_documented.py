@@ -13,19 +13,24 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import answer, safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED
-from attention_conformance.implementations.discovery.documented import sentences_of, states_wide_scores
+from attention_conformance.implementations.discovery.documented import (
+    sentences_of,
+    states_wide_scores,
+    states_zeros_without_keys,
+)
 from attention_conformance.implementations.discovery.documented_equations import (
     is_for_inference,
     states_own_unseen,
     states_unscaled,
     states_zero_key,
 )
+from attention_conformance.implementations.discovery.mask_notes import EMPTY_ROWS, NOT_AS_STATED
 from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.implementations.discovery.vocabulary import INPUTS
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.conventions import DefaultScale, GroupOrder, LogBase, ProductPrecision
+from attention_conformance.spec.conventions import DefaultScale, EmptyRow, GroupOrder, LogBase, ProductPrecision
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premise
@@ -71,10 +76,23 @@ def as_documented(made: Implementation, loaded: object, chosen: Collection[str],
         made = _stating(made, "its scores are in float32 (wide-scores)", wide)
     if Feature.GROUPED in made.claims and "group-order" not in chosen and any(map(TILED.search, sentences)):
         made = _choosing(made, "heads of keys are repeated one after another", group_order=GroupOrder.TILED)
+    made = _with_zeros_without_keys(made, loaded, chosen)
     if Feature.GRADIENTS in made.claims and is_for_inference(loaded) and _has_no_backward(made, device):
         why = "by its documentation it is for inference, and its backward pass raises"
         made = _without(made, Feature.GRADIENTS, why)
     return _with_logs(made, sentences, chosen) if Feature.LOG_SUM_EXP in made.claims else made
+
+
+def _with_zeros_without_keys(made: Implementation, loaded: object, chosen: Collection[str]) -> Implementation:
+    """With zeros for rows that masks empty, where it states these plainly and is seen to give other answers to all."""
+    free = not any("row" in key for key in chosen)
+    if not free or NOT_AS_STATED not in made.findings or not states_zeros_without_keys(loaded):
+        return made
+    findings = {name: found for name, found in made.findings.items() if name != NOT_AS_STATED}
+    names = [name.replace("_", "-") for feature, name in EMPTY_ROWS.items() if feature in made.claims]
+    conventions = made.claims.conventions.claiming(dict.fromkeys(names, str(EmptyRow.ZEROS)))
+    stated = "a row without keys gets zeros, which it is not seen to get"
+    return _stating(replace(made, findings=findings), stated, replace(made.claims, conventions=conventions))
 
 
 def _refuse_others(made: Implementation, loaded: object, device: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -90,6 +90,17 @@ def states_masks_of_samples(target: object, name: str) -> bool:
     return any(map(OF_SAMPLES.search, _of_mask(target, name)))
 
 
+OF_KEYS = re.compile(
+    r"^[^(]{0,40}\((?:b|n|bs|bsz|batch\w*) ?, ?(?!n?_?h(?:eads?)?\b|num_heads)[\w.]+ ?\)", re.IGNORECASE
+)
+"""The first shape that is named, of two axes: samples and their keys."""
+
+
+def states_masks_of_keys(target: object, name: str) -> bool:
+    """Whether its documentation states that a mask is (B, Lk), before any other shape."""
+    return any(map(OF_KEYS.search, _of_mask(target, name)))
+
+
 HEADS_IN_SAMPLES = re.compile(
     r"\b(?:q|query|queries|k|keys?|v|values?|inputs?)\b[^()\[\]\n]{0,30}"
     r"[(\[] ?(?:b|n|bs|bsz|batch\w*) ?[*x] ?(?:num_|n_?)?(?:h|heads?|q_heads|heads_q) ?"
@@ -160,9 +171,13 @@ def _of_mask(target: object, name: str) -> list[str]:
     return [re.split(r"\w*_mask\b", rest)[0] for rest in own]
 
 
+NO_KEY = r"no (?:\w+ )?(?:keys?|elements?|tokens?|positions?|items?|entr(?:y|ies)|neighbou?rs?)"
 WITHOUT_KEYS = re.compile(
     r"\b(?:(?:fully|completely|entirely)[- ]masked|empty rows?|without (?:any |a )?(?:visible |valid |allowed )?keys?"
-    r"|(?:with|have|has|sees?) no (?:visible |valid |allowed )?keys?)\b",
+    r"|(?:with|have|has|sees?) no (?:visible |valid |allowed )?keys?"
+    r"|(?:quer(?:y|ies)|rows?) (?:that|(?:to |for )?which)"
+    rf" (?:{NO_KEY} (?:is|are) (?:visible|shown|allowed|left)(?: to)?"
+    rf"|(?:(?:may|can|could) )?(?:reads?|sees?|uses?|attends?(?: to)?) {NO_KEY}))\b",
     re.IGNORECASE,
 )
 """Words for rows without keys."""
@@ -180,6 +195,40 @@ def documented_empty_row(target: object) -> EmptyRow | None:
     """What it answers for a row without keys by the one sentence that states it; None where there is none such."""
     stated = {_answer(each) for each in sentences_of(target) if WITHOUT_KEYS.search(each)}
     return stated.pop() if len(stated) == 1 else None
+
+
+GIVEN = (
+    r"(?:get|give|yield|produce|return|receive|contribute|output|become)s?|(?:is|are)(?: (?:given|set to|filled with))?"
+)
+PLAIN_ZEROS = re.compile(
+    rf"\b(?:{GIVEN}) (?:(?:an?|the|all|exact(?:ly)?|only|rows?|vectors?|outputs?|of) )*zeros?\b"
+    r"|\bzeros? (?:(?:rows?|vectors?|outputs?) )?(?:is|are) (?:given|returned|produced|output)\b",
+    re.IGNORECASE,
+)
+"""Words for an answer of zeros, which are not those for a mask of zeros."""
+OF_OTHER_PARTS = re.compile(r"\b(?:lse|log\w*|grad\w*|loss\w*|sums?|counts?|if|when|unless)\b", re.IGNORECASE)
+"""Words for something else that may be zero, and for conditions."""
+
+
+def states_zeros_without_keys(target: object) -> bool:
+    """Whether a sentence about no parameter states plainly that what has no key gets zeros, and none another answer."""
+    names = "|".join(map(re.escape, _parameters(target))) or r"(?!)"
+    other = re.compile(rf"{OF_OTHER_PARTS.pattern}|\b(?:with|where|for) (?:{names})\b", re.IGNORECASE)
+    plain = (each for each in split(_entries_left_out(target, names)) if _answer(each) is EmptyRow.ZEROS)
+    about = [each for each in plain if WITHOUT_KEYS.search(each) and PLAIN_ZEROS.search(each)]
+    return documented_empty_row(target) is EmptyRow.ZEROS and not all(map(other.search, about))
+
+
+def _entries_left_out(target: object, names: str) -> Iterator[str]:
+    """Its documentation without the entries of these parameters, and what is indented below them."""
+    entry = re.compile(rf"\W*(?:{names})\b`*(?: ?\([^)]*\))? ?:")
+    for text in documents_of(target):
+        kept, within = [], -1
+        for line in text.splitlines():
+            indent = len(line) - len(line.lstrip())
+            within = indent if entry.match(line) else within if not line.strip() or 0 <= within < indent else -1
+            kept.append(line if within < 0 and line.strip() else ". ")
+        yield "\n".join(kept)
 
 
 def _answer(sentence: str) -> EmptyRow | None:

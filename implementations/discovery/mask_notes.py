@@ -41,6 +41,8 @@ EMPTY_ROWS = {
     Feature.KEY_PADDING: "empty_row_padding",
 }
 """The convention for the rows that each of them empties."""
+NOT_AS_STATED = "rows without keys"
+"""What has another answer than the one that is documented."""
 OF_QUERIES = "it takes one number for each token, (B, L), and changes queries alone"
 MEANINGS = {Polarity.MASKED_OUT: "hides a key", Polarity.MAY_ATTEND: "shows a key"}
 
@@ -83,7 +85,7 @@ def _other_than_documented(target: object, check: ClaimCheck) -> dict[str, str]:
     if stated is None or not answers or stated in answers:
         return {}
     seen = " and ".join(sorted(map(str, answers)))
-    return {"rows without keys": f"judged as it behaves: they get {seen}, and by its documentation {stated}"}
+    return {NOT_AS_STATED: f"judged as it behaves: they get {seen}, and by its documentation {stated}"}
 
 
 def _names(options: Options) -> Iterator[str]:

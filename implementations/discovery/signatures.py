@@ -28,7 +28,7 @@ from attention_conformance.implementations.discovery.vocabulary import (
     ROLES,
     WEIGHTS_RETURNED,
     Option,
-    is_open_mask,
+    mask_by_words,
 )
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
@@ -369,8 +369,8 @@ def known_names(signature: inspect.Signature) -> Mapping[str, str]:
     named = [p for p in signature.parameters.values() if p.kind in _NAMED]
     if any(p.name in (*MASK_NAMES, "attn_mask", "key_padding_mask") for p in named):
         return KNOWN_NAMES
-    masks = [p.name for p in named if is_open_mask(p.name) and not isinstance(p.default, int | float | str)]
-    return {**KNOWN_NAMES, masks[0]: "bool_mask"} if len(masks) == 1 else KNOWN_NAMES
+    mask = mask_by_words([p.name for p in named if not isinstance(p.default, int | float | str)])
+    return {**KNOWN_NAMES, mask: "bool_mask"} if mask else KNOWN_NAMES
 
 
 def _misspelled(unknown: set[str], spelled: Mapping[str, str]) -> dict[str, str]:

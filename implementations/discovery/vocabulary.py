@@ -1,6 +1,6 @@
 """The vocabulary of callables: the parameter names that the suite knows, and what each of them means."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -64,8 +64,11 @@ MASK_WORDS = {
     ),
     *("decoder", "dec", "target", "tgt", "x", "input", "inputs", "seq", "sequence", "node", "atom", "residue", "patch"),
     *("causal", "ltor", "sliding", "window", "additive", "extended", "float", "bool", "boolean"),
+    *("pair", "pairs", "pairwise", "element", "elements", "item", "items"),
 }
 """Words that other names of such masks consist of."""
+PAIR_WORDS = {"pair", "pairs", "pairwise", "attn", "att", "atten", "attention"}
+"""Words in the names of masks of queries and keys, where there are several masks."""
 NAMES_OF_PADDING = ("pad", "padding", "padded", "is_pad", "is_padding", "key_padding", "key_pad", "src_padding")
 """Names of masks of padded keys that lack the word."""
 LENGTH_NAMES = (
@@ -104,6 +107,14 @@ def is_open_mask(name: str) -> bool:
     words = {*name.lower().split("_")}
     of_mask = bool(words & {"mask", "masks"}) and words <= MASK_WORDS
     return name in MASK_NAMES or (name not in KNOWN_NAMES and (of_mask or name.lower() in NAMES_OF_PADDING))
+
+
+def mask_by_words(names: Sequence[str]) -> str:
+    """The mask among unknown names that is the only one by its words, or the only one of pairs; empty for none."""
+    masks = [name for name in names if is_open_mask(name)]
+    of_pairs = [name for name in masks if {*name.lower().split("_")} <= PAIR_WORDS | {"mask", "masks"}]
+    chosen = masks if len(masks) == 1 else of_pairs
+    return chosen[0] if len(chosen) == 1 else ""
 
 
 PARTNERS = {

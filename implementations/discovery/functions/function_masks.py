@@ -22,9 +22,10 @@ from attention_conformance.implementations.discovery.claim_checks import (
     output_of,
     refused_masks,
 )
-from attention_conformance.implementations.discovery.documented import states_booleans_alone
+from attention_conformance.implementations.discovery.documented import as_written, states_booleans_alone
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
+from attention_conformance.implementations.discovery.key_masks import with_key_mask
 from attention_conformance.implementations.discovery.modules.mask_effects import (
     NUMBERS,
     PADDED,
@@ -169,7 +170,9 @@ def with_padding_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
     call = check.function
     assert isinstance(call, RenamedCall)
     own = call.options.spelled.get("key_padding_mask")
-    if own is None or Feature.KEY_PADDING not in check.claims or has_effect(check, PADDED):
+    if own is None:
+        return with_key_mask(check, as_written(call.function))
+    if Feature.KEY_PADDING not in check.claims or has_effect(check, PADDED):
         return check
     other = kind.check(replace(call, hides_padding=True), check.claims, check.device, check.dtype)
     if not has_effect(other, PADDED):

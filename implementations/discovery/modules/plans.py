@@ -31,6 +31,7 @@ from attention_conformance.implementations.discovery.extras import (
     ignored_parts,
     returns_scores,
 )
+from attention_conformance.implementations.discovery.key_masks import with_key_mask
 from attention_conformance.implementations.discovery.modules.constructor_names import EXACT
 from attention_conformance.implementations.discovery.modules.constructors import (
     LOOKS,
@@ -224,6 +225,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check, sizes = (check, []) if published else with_head_sizes(make, call, check)
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
+    check = with_key_mask(check, kind) if observed else check
+    call = check.function if isinstance(check.function, ModuleCall) else call
     check, flags = without_flags(call, check) if observed else (check, [])
     check, seen = as_seen(call, check) if observed else (check, [])
     check, stated = without_unstated(kind, call, check)

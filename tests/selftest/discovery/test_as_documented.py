@@ -273,3 +273,39 @@ def test_what_decodes_in_place_need_have_no_gradients(make: Make, text: str, mor
     made = make(STEPS.format(text=text, more=more))
     assert (Feature.GRADIENTS in made.claims) is (text == "Attention.")
     assert bool(failing(made, "scores.*", "causal.square", "gradients.*")) is wrong
+
+
+EMPTIED = '''
+def f(query, key, value, mask=None, fill=-1e30):
+    """Attention.
+
+    {text}
+    """
+    s = query @ key.mT / query.shape[-1] ** 0.5
+    s = s if mask is None else s.masked_fill(~mask, fill)
+    return {answer}
+'''
+MEAN, NONE = "s.softmax(-1) @ value", "(s.softmax(-1) * (s > fill)) @ value"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "bound", "wrong"),
+    [
+        ("Queries without any key get zeros.", MEAN, True, True),
+        ("Queries without any key get zeros.", NONE, False, False),
+        ("A query that no key is visible to gives a row of\n    zeros.", MEAN, True, True),
+        ("A query that may read no element contributes a zero vector: the bias alone.", MEAN, True, True),
+        ("fill: what hides. A fully masked row is zero.", MEAN, False, False),
+        ("With `fill` of -inf, a fully masked row gets zeros.", MEAN, False, False),
+        ("If asked for, a fully masked row gets zeros.", MEAN, False, False),
+        ("A fully masked row does not get zeros.", MEAN, False, False),
+        ("A fully masked row (zeros in the mask) sees all.", MEAN, False, False),
+        ("The log-sum-exp of a fully masked row is zero.", MEAN, False, False),
+    ],
+)
+def test_rows_without_keys_get_the_zeros_that_are_stated_plainly(
+    make: Make, text: str, answer: str, bound: bool, wrong: bool
+) -> None:
+    made = make(EMPTIED.format(text=text, answer=answer))
+    assert any("by its documentation a row without keys" in each for each in made.stated) is bound
+    assert bool(failing(made, "masks.empty-row-bool")) is wrong

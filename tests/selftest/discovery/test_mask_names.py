@@ -6,7 +6,7 @@ from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
 
 CROSS = """
 class f(nn.Module):
@@ -108,3 +108,67 @@ def test_one_of_keys_with_an_axis_of_heads_hides_whole_tiles(make: Make, rescued
     (logs,) = run(made, ("returned.empty-row",), ("float32",))
     assert logs.status is Status.PASS
     assert ("is nan" in made.about) is wrong
+
+
+NEXT_TO = '''
+def f(q, k, v, token_mask=None, attn_mask=None):
+    """{text}"""
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    if attn_mask is not None:
+        s = s.masked_fill(~attn_mask, -torch.inf)
+    if token_mask is not None:
+        s = s.masked_fill({hidden}, -torch.inf)
+    return s.softmax(-1) @ v
+'''
+STATED = "token_mask: bool (B, M), True = valid. attn_mask: bool (N, M) or (B, H, N, M), True = visible."
+
+
+@pytest.mark.parametrize(
+    ("hidden", "text", "judged", "wrong"),
+    [
+        ("~token_mask[:, None, None]", "", True, False),
+        ("token_mask[:, None, None]", "", True, False),
+        ("~token_mask[:, None, None]", STATED, True, False),
+        ("~token_mask.flip(1)[:, None, None]", STATED, True, True),
+        ("~token_mask.flip(1)[:, None, None]", "", False, False),
+        ("token_mask[:, None, None]", STATED.replace("(B, M)", "(B, N)"), True, False),
+    ],
+)
+def test_one_of_keys_next_to_one_of_pairs(make: Make, hidden: str, text: str, judged: bool, wrong: bool) -> None:
+    made = make(NEXT_TO.format(text=text, hidden=hidden))
+    assert (Feature.KEY_PADDING in made.claims) is judged
+    assert Feature.BOOL_MASK in made.claims
+    assert ("token_mask" in made.findings) is not judged
+    assert bool(failing(made, "masks.bool", *(["masks.key-padding"] if judged else []))) is wrong
+
+
+PAIRS = """
+class f(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in "qkv")
+    def forward(self, queries, elements, element_mask=None, pair_mask=None):
+        q, k, v = (split(f(t), self.h) for f, t in ((self.q, queries), (self.k, elements), (self.v, elements)))
+        s = q @ k.mT / q.shape[-1] ** 0.5
+        if element_mask is not None:
+            s = s.masked_fill(~element_mask[:, None, None], -torch.inf)
+        if pair_mask is not None:
+            s = {paired}
+        return (s.softmax(-1) @ v).transpose(1, 2).flatten(2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("paired", "wrong"),
+    [
+        ("s.masked_fill(~pair_mask[:, None], -torch.inf)", False),
+        ("(q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~pair_mask[:, None], -torch.inf)", True),  # it forgets the other
+    ],
+)
+def test_a_module_with_one_of_elements_and_one_of_pairs(make: Make, paired: str, wrong: bool) -> None:
+    made = make(PAIRS.format(paired=paired))
+    assert {Feature.KEY_PADDING, Feature.BOOL_MASK} <= made.claims.features
+    assert not made.findings
+    assert not failing(made, "masks.bool", "masks.key-padding")
+    assert bool(failing(made, "masks.intersect")) is wrong

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.conventions import EmptyRow, Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
 
@@ -132,7 +132,7 @@ def f(query, key, value, attn_mask=None):
 @pytest.mark.parametrize(
     ("text", "hidden", "answer", "contradicted"),
     [
-        ("Queries without any key get zeros.", "-1e30", "s.softmax(-1) @ value", True),
+        ("Zeros for queries without any key.", "-1e30", "s.softmax(-1) @ value", True),
         ("Fully masked rows give zeros, not NaN.", "-torch.inf", "s.softmax(-1).nan_to_num(0.0) @ value", False),
         ("A row with no keys gets the mean of all values.", "-1e30", "s.softmax(-1) @ value", False),
         ("Fully masked rows do not give zeros.", "-1e30", "s.softmax(-1) @ value", False),
@@ -143,5 +143,6 @@ def test_rows_without_keys_that_are_not_as_documented_are_stated(
     make: Make, text: str, hidden: str, answer: str, contradicted: bool
 ) -> None:
     made = make(ROWS.format(text=text, hidden=hidden, answer=answer))
+    assert made.claims.conventions.empty_row_bool is (EmptyRow.ZEROS if "inf" in hidden else EmptyRow.UNIFORM)
     found = "judged as it behaves: they get uniform, and by its documentation zeros"
     assert made.findings == ({"rows without keys": found} if contradicted else {})
