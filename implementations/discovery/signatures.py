@@ -13,6 +13,7 @@ import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.causal_names import is_causal_flag
+from attention_conformance.implementations.discovery.parameter_forms import in_list, list_of_biases, pair_of_window
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.implementations.discovery.vocabulary import (
@@ -48,8 +49,6 @@ SIMILARITY = 0.8
 HIDING_WORDS = {"mask", "masks", "lengths", "lens", "seqlens"}
 """Words in the names of what hides keys."""
 
-NO_WINDOW = ((-1, -1), (None, None))
-"""What a window's two sides are by default, where nothing is limited."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -229,6 +228,7 @@ class Options:
         implied: the options that it is not given, because it always does what they state.
         other_masks: its parameters that are masks or lengths by their names, and that the suite does not know.
         window: what a number means that it takes in the place of a window's two sides.
+        lists_biases: whether added masks come in a list of several.
     """
 
     spelled: Mapping[str, str]
@@ -240,6 +240,7 @@ class Options:
     implied: frozenset[str] = frozenset()
     other_masks: tuple[str, ...] = ()
     window: WindowNumber | None = None
+    lists_biases: bool = False
 
     def __contains__(self, option: str) -> bool:
         return option in self.spelled
@@ -294,6 +295,8 @@ class Options:
             option = name
             if name == "attn_mask":
                 option = "bool_mask" if "bool" in str(argument.dtype) else "float_mask"
+            if option == "float_mask" and self.lists_biases and argument is not None:
+                argument = in_list(argument)
             if option == "window_size" and self.window is not None:
                 argument = self.window.number(argument)
             if option not in self.implied and (option in self.spelled or option not in DISPENSABLE):
@@ -340,28 +343,23 @@ def read_options(
     keywords = {p.name for p in rest if p.kind in _NAMED}
     known = known_names(signature)
     masks = {option: name for name in known.keys() - KNOWN_NAMES.keys() for option in ("bool_mask", "float_mask")}
-    spelled = masks | _pair_of_window(rest) | own_names(OPTIONS, keywords)
+    listed = list_of_biases(rest)
+    spelled = masks | pair_of_window(rest) | own_names(OPTIONS, keywords) | listed
     flags = [p.name for p in rest if p.kind in _NAMED and is_causal_flag(p)]
     spelled = _of_padding(keywords, spelled) | ({"is_causal": flags[0]} if flags else {}) | spelled
     hidden = set(swallowed) - set(spelled) if takes_any(signature, inspect.Parameter.VAR_KEYWORD) else set()
     spelled |= {option: swallowed[option] for option in sorted(hidden)}
     others = tuple(n for n in sorted(keywords - {*spelled.values()}) if HIDING_WORDS & {*n.lower().split("_")})
     always, defaults = _always(rest, keywords, known), _defaults(rest, spelled)
-    similar = _misspelled(keywords - known.keys(), spelled)
-    return Options(spelled, always, defaults, swallowed=frozenset(hidden), misspelled=similar, other_masks=others)
+    similar = _misspelled(keywords - known.keys() - {*listed.values()}, spelled)
+    how: dict[str, Any] = {"misspelled": similar, "other_masks": others, "lists_biases": bool(listed)}
+    return Options(spelled, always, defaults, swallowed=frozenset(hidden), **how)
 
 
 def _of_padding(keywords: set[str], spelled: Mapping[str, str]) -> dict[str, str]:
     """The mask of keys of torch.nn.TransformerEncoderLayer, next to another mask."""
     others = {name for name in PADDING_NAMES if name in keywords} - {*spelled.values()}
     return {"key_padding_mask": others.pop()} if len(others) == 1 and "bool_mask" in spelled else {}
-
-
-def _pair_of_window(rest: Iterable[inspect.Parameter]) -> dict[str, str]:
-    """The parameter of a window's two sides by its default, none on either, whatever else its name states."""
-    named = [p for p in rest if "window" in p.name.lower().split("_") and isinstance(p.default, tuple | list)]
-    pairs = [p.name for p in named if tuple(p.default) in NO_WINDOW]
-    return {"window_size": pairs[0]} if len(pairs) == 1 else {}
 
 
 def known_names(signature: inspect.Signature) -> Mapping[str, str]:

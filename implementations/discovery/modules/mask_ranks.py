@@ -122,7 +122,16 @@ def ranked_masks(call: ModuleCall, check: ClaimCheck) -> Iterator[Ranked]:
     spelled = call.options.named.spelled
     name = next((spelled[option] for option in MASKS if option in spelled), "")
     claimed = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.KEY_PADDING} & check.claims.features
-    if not name or not claimed or call.tables.get(name) or call.length_first or call.spatial or call.each_sample:
+    listed = call.options.lists_biases and name == spelled.get("float_mask")
+    if (
+        not name
+        or not claimed
+        or listed
+        or call.tables.get(name)
+        or call.length_first
+        or call.spatial
+        or call.each_sample
+    ):
         return
     sizes, draw = PLAIN.sizes, np.random.default_rng(7)
     extents = {"B": sizes.batch, "H": sizes.num_heads, "Lq": sizes.query_length, "Lk": sizes.key_length, "1": 1}

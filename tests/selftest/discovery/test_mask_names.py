@@ -172,3 +172,36 @@ def test_a_module_with_one_of_elements_and_one_of_pairs(make: Make, paired: str,
     assert not made.findings
     assert not failing(made, "masks.bool", "masks.key-padding")
     assert bool(failing(made, "masks.intersect")) is wrong
+
+
+LISTED = """
+from typing import List, Optional
+def f(q, k, v, biases: {annotation} = None):
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    for each in {read}:
+        s = s + each
+    return s.softmax(-1) @ v
+class g(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in "qkv")
+    def forward(self, x, y, biases: {annotation} = None):
+        q, k, v = (split(f(t), self.h) for f, t in ((self.q, x), (self.k, y), (self.v, y)))
+        return f(q, k, v, biases).transpose(1, 2).flatten(2)
+"""
+
+
+@pytest.mark.parametrize("name", ["f", "g"])
+@pytest.mark.parametrize(
+    ("read", "wrong"), [("biases or []", False), ("(biases or [])[:1]", True), ("[2 * b for b in biases or []]", True)]
+)
+def test_a_list_of_biases_is_judged_as_their_sum(make: Make, name: str, read: str, wrong: bool) -> None:
+    made = make(LISTED.format(annotation="Optional[List[torch.Tensor]]", read=read), name)
+    assert Feature.FLOAT_MASK in made.claims
+    assert not made.findings
+    assert bool(failing(made, "masks.float", "gradients.mask")) is wrong
+
+
+def test_biases_that_state_no_list_are_given_none(make: Make) -> None:
+    assert Feature.FLOAT_MASK not in make(LISTED.format(annotation="object", read="biases or []")).claims
