@@ -305,8 +305,8 @@ def _usual_candidate(
         check = empty_rows_as_seen(check, masked)
     elif not given:  # no name promises what a row without keys gets: the formula itself gives NaN
         check = empty_rows_of_each_kind(check)
-        if check.claims.conventions.empty_row_padding is EmptyRow.ZEROS:  # nothing else was seen that is known
-            check = empty_rows_as_seen(check, EMPTY)
+    if not given and check.claims.conventions.empty_row_padding is EmptyRow.ZEROS:  # nothing else was seen of them
+        check = empty_rows_as_seen(check, EMPTY)
     check = without_refused_lengths(check) if given else empty_lengths_as_seen(check)
     check = nan_of_length_0_as_seen(check) if interface and not any("row" in key for key in settings) else check
     check, always = with_premises(check, premises, as_written(check.function))

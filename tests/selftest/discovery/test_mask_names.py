@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention_conformance.spec.conventions import Polarity
+from attention_conformance.spec.conventions import EmptyRow, Polarity
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
@@ -140,6 +140,13 @@ def test_one_of_keys_next_to_one_of_pairs(make: Make, hidden: str, text: str, ju
     assert Feature.BOOL_MASK in made.claims
     assert ("token_mask" in made.findings) is not judged
     assert bool(failing(made, "masks.bool", *(["masks.key-padding"] if judged else []))) is wrong
+
+
+def test_rows_that_one_of_keys_empties_get_what_is_seen(make: Make) -> None:
+    text = NEXT_TO.replace("attn_mask", "mask").replace("-torch.inf", "-1e30")
+    made = make(text.format(text="", hidden="~token_mask[:, None, None]"))
+    assert made.claims.conventions.empty_row_padding is EmptyRow.UNIFORM
+    assert not failing(made, "masks.empty-row-padding", "gradients.empty-row")
 
 
 PAIRS = """
