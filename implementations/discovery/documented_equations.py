@@ -20,7 +20,7 @@ BEFORE = 40
 """Characters in which such a word may stand before it."""
 
 
-def _stated(words: re.Pattern[str], sentence: str) -> bool:
+def stated(words: re.Pattern[str], sentence: str) -> bool:
     """Whether a sentence has these words, and no denial in them or shortly before them."""
     found = words.search(sentence)
     return found is not None and not DENIED.search(sentence[max(0, found.start() - BEFORE) : found.end()])
@@ -52,45 +52,7 @@ OF_TORCH = re.compile(
 
 def states_torchs_parameters(target: object) -> bool:
     """Whether its documentation states that its parameters are those of torch.nn.MultiheadAttention."""
-    return any(_stated(OF_TORCH, each) for each in sentences_of(target))
-
-
-ITSELF = r"(?:itself|the (?:token|query|position|current \w+) itself|its own)"
-ONE_LESS = re.compile(
-    rf"(?:-|minus) ?(?:1|one)\b.{{0,40}}\b(?:plus|besides|in addition to|and) {ITSELF}\b"
-    rf"|\b{ITSELF} and (?:the |its )?(?:\w+ )??[\w.]+ ?(?:-|minus) ?(?:1|one)\b"
-    rf"|\bno(?:thing)?(?: \w+){{0,2}} (?:besides|but|except|other than) {ITSELF}\b"
-    r"|\bwindow ?(?:=+|of) ?(?:1|one) (?:returns? (?:its own |the )?v(?:alues?)?|is (?:itself|the token) alone)\b",
-    re.IGNORECASE,
-)
-"""Words for a window of the query's own key and one key less before it."""
-COUNTED = re.compile(
-    rf"\b(?:tokens?|keys|positions) in (?:all|total)\b|\b{ITSELF} (?:is |being )?(?:included|counted|one of th\w+)\b"
-    rf"|\b(?:including|counting|counts) {ITSELF}\b",
-    re.IGNORECASE,
-)
-NOT_COUNTED = re.compile(
-    rf"\b(?:besides|in addition to|plus|next to|not (?:including|counting)|without counting|never counts) {ITSELF}\b",
-    re.IGNORECASE,
-)
-"""Words for a window that counts the query's own key, and for one of the keys before it alone."""
-
-
-def states_own_counted(target: object) -> bool | None:
-    """Whether a window counts the query's own key by its documentation; None where that states neither, or both.
-
-    Only sentences that name a window are read: others count tokens, too.
-    """
-    stated = {_own_counted(each) for each in sentences_of(target) if "window" in each.lower()} - {None}
-    return stated.pop() if len(stated) == 1 else None
-
-
-def _own_counted(sentence: str) -> bool | None:
-    if ONE_LESS.search(sentence):
-        return True
-    if NOT_COUNTED.search(sentence):
-        return False
-    return True if _stated(COUNTED, sentence) else None
+    return any(stated(OF_TORCH, each) for each in sentences_of(target))
 
 
 OWN_KEY = r"(?:itself(?! an?\b)|its own (?:key|token))"
@@ -134,8 +96,8 @@ OF_ZERO_KEY = re.compile(
 
 def states_zero_key(target: object) -> bool:
     """Whether its documentation, or the name of a function that it calls, is of such a softmax; options are not."""
-    stated = any(_stated(OF_ZERO_KEY, each) for each in split(unconditional(target)))
-    return stated or any(map(OF_ZERO_KEY.search, _called(target)))
+    own = any(stated(OF_ZERO_KEY, each) for each in split(unconditional(target)))
+    return own or any(map(OF_ZERO_KEY.search, _called(target)))
 
 
 def _called(target: object) -> list[str]:

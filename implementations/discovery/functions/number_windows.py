@@ -15,7 +15,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.always import Booleans, changes
 from attention_conformance.implementations.discovery.claim_checks import OPTION_CASES, PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.documented import as_written
-from attention_conformance.implementations.discovery.documented_equations import states_own_counted
+from attention_conformance.implementations.discovery.documented_windows import states_own_counted
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case

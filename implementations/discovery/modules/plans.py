@@ -25,7 +25,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     extras_seen,
     parts,
 )
-from attention_conformance.implementations.discovery.documented_equations import states_own_counted
+from attention_conformance.implementations.discovery.documented_windows import states_own_counted
 from attention_conformance.implementations.discovery.extras import (
     Extra,
     ignored_parts,

@@ -6,12 +6,12 @@ import pytest
 
 from attention_conformance.implementations.discovery.documented_equations import (
     is_for_inference,
-    states_own_counted,
     states_own_unseen,
     states_torchs_parameters,
     states_unscaled,
     states_zero_key,
 )
+from attention_conformance.implementations.discovery.documented_windows import states_own_counted
 
 
 def documented(text: str, name: str = "attend") -> Callable[..., object]:
@@ -37,6 +37,31 @@ def documented(text: str, name: str = "attend") -> Callable[..., object]:
         ("A window of tokens besides itself.", False),
         ("A window of tokens.", None),
         ("Tokens in all: n. A window slides.", None),
+        ("window: number of keys a query sees, its own position counted", True),
+        ("With ``window_size=1`` a token attends to itself only.", True),
+        ("A window of 1 sees only its own key.", True),
+        ("With window=0 a token attends to itself alone.", False),
+        ("A token sees the window latest tokens up to and with itself.", True),
+        ("The last ``window`` tokens, including the current token.", True),
+        ("window: earlier tokens that are seen, itself not counted", False),
+        ("window: token i sees tokens max(0, i - window + 1) .. i", True),
+        ("window: keys [i - window + 1, i]", True),
+        ("window: keys (i - window, i]", True),
+        ("window: position t sees t - window .. t", False),
+        ("Sliding window w: [i - w, i]", False),
+        ("A window: i - window < j <= i.", True),
+        ("A window: i - window <= j <= i.", False),
+        ("A window: 0 <= i - j < window.", True),
+        ("A window: 0 <= i - j <= window.", False),
+        ("window: whether a token with its own position counted is meant is up to include_self", None),
+        ("window: keys a query sees, if include_self is set, itself included", None),
+        ("This window is not i - window + 1 .. i.", None),
+        ("window: position t sees t - window .. t - 1", None),
+        ("window: keys (i - window, i)", None),
+        ("Window: i - window .. i + window.", None),
+        ("window: halves, i - window // 2 + 1 .. i", None),
+        ("The window has tokens next to the current token.", None),
+        ("Window: with size=1 a token attends to itself only.", None),
     ],
 )
 def test_whether_a_window_counts_the_own_key(text: str, counted: bool | None) -> None:

@@ -59,6 +59,10 @@ def f(q, k, v, window):
         ("Causal; window=1 returns v.", "<=", True),
         ("Causal; a window of 3 tokens besides itself.", "<", True),
         ("Causal; tokens of a window attend to themselves, too.", "<=", False),
+        ("window: keys that a query sees, its own counted; window=1 is itself only.", "<=", True),
+        ("window: keys that a query sees, its own counted; window=1 is itself only.", "<", False),
+        ("Token t sees t - window + 1 .. t, as far as its window reaches.", "<=", True),
+        ("Token t sees t - window + 1 .. t, as far as its window reaches.", "<", False),
     ],
 )
 def test_documentation_states_it_of_functions(make: Make, stated: str, limit: str, wrong: bool) -> None:
