@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -57,6 +57,12 @@ class NumberWindow:
     least: int = 0
     causal: bool = False
 
+    @property
+    def in_words(self) -> str:
+        """For notes."""
+        counted = ", all together" if self.halved else ", its own included" if self.counted else ""
+        return f"a number of {self.sides}{counted}"
+
     def number(self, window: tuple[int, int]) -> int:
         """What states this window (l, r)."""
         return 2 * window[0] + 1 if self.halved else window[0] + self.counted
@@ -110,7 +116,7 @@ def without_refused_windows(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     outcomes = [check.run(OPTION_CASES[Feature.WINDOW].sized(query_length=q, key_length=k)) for q, k in OTHERS]
     if not (refused := [each.error for each in outcomes if each.refused]):
         return check, []
-    claims = replace(check.claims, fit=partial(_of_one_length, check.claims.fit))
+    claims = replace(check.claims, fit=partial(of_one_length, check.claims.fit))
     return replace(check, claims=claims), [unclaimed("windows of other lengths of keys", refused[0])]
 
 
@@ -129,7 +135,7 @@ def window_corner_as_seen(check: ClaimCheck) -> ClaimCheck:
     return replace(check, claims=replace(claims, conventions=conventions)).stating(seen_at)
 
 
-def _of_one_length(fit_others: Fit, case: Case) -> Case | Unsupported:
+def of_one_length(fit_others: Fit, case: Case) -> Case | Unsupported:
     """The fit of windows: as many keys as queries."""
     fitted = fit_others(case)
     if isinstance(fitted, Unsupported) or not fitted.extension.windowed:
@@ -142,16 +148,16 @@ def _with_number_window(check: ClaimCheck, name: str) -> tuple[ClaimCheck, dict[
         return check, {}
     check, why = check.without({Feature.WINDOW}), dict[str, str]()
     for flag in (False, True)[: 1 + (Feature.CAUSAL in check.claims)]:
-        found = _meaning(check, name, flag)
+        found = meaning_of(check, partial(_given, check, name), flag)
         if isinstance(found, NumberWindow):
-            return _claimed(check, name, *_as_documented(found, check.function)), {}
+            return _claimed(check, name, *as_documented(found, check.function)), {}
         why = why or {name: found}
     if "sliding" in name.lower().split("_") and _shows_farther_keys(check, name):
         return _claimed(check, name, MEANINGS[0]), {}
     return check, why
 
 
-def _as_documented(seen: NumberWindow, function: object) -> tuple[NumberWindow, str]:
+def as_documented(seen: NumberWindow, function: object) -> tuple[NumberWindow, str]:
     """What the number means, and the words for who states it: where documentation does, one key more is a mistake."""
     counted = states_own_counted(as_written(function))
     if seen.sides is Sides.BOTH or counted is None or counted == seen.counted:
@@ -176,19 +182,18 @@ def _ahead(queries: int, keys: int, start: int) -> NDArray[np.int64]:
     return np.arange(keys) - (np.arange(queries)[:, None] + start)
 
 
-def _meaning(check: ClaimCheck, name: str, flag: bool) -> NumberWindow | str:
-    """What the number means, or why that is not known."""
+def meaning_of(check: ClaimCheck, given: Callable[[int], ClaimCheck], flag: bool) -> NumberWindow | str:
+    """What a number means, or why that is not known; `given` is the check of the candidate with this number."""
     cases = {number: _square(number, flag) for number in NUMBERS}
-    given = {number: _given(check, name, number) for number in NUMBERS}
-    if error := given[NUMBERS[0]].run(cases[NUMBERS[0]]).error:
+    if error := given(NUMBERS[0]).run(cases[NUMBERS[0]]).error:
         return f"not judged: it raises {error}"
-    seen = {number: _seen(given[number], case) for number, case in cases.items()}
+    seen = {number: _seen(given(number), case) for number, case in cases.items()}
     causal = flag or check.claims.premises.causal or _shows_no_later_key(check)
     for meaning in MEANINGS:
         if all(each is not None and _is(each, meaning, n, causal, check, cases[n]) for n, each in seen.items()):
             none = meaning.number((0, 0))
             case = _square(none, flag)
-            off = _seen(_given(check, name, none), case)
+            off = _seen(given(none), case)
             least = 0 if off is not None and _is(off, meaning, none, causal, check, case) else 1
             return replace(meaning, least=least, causal=flag)
     return NO_WINDOW
@@ -242,12 +247,8 @@ def _claimed(check: ClaimCheck, name: str, meaning: NumberWindow, by: str = "") 
         conventions = replace(conventions, causal_alignment=corner)
     features = claims.features | {Feature.WINDOW}
     claims = replace(claims, features=features, conventions=conventions, fit=partial(meaning.fit, claims.fit))
-    stated = f"{by}its {name!r} is a number of {meaning.sides}{_including(meaning)}"
+    stated = f"{by}its {name!r} is {meaning.in_words}"
     return replace(check, function=replace(call, options=options), claims=claims).stating(stated)
-
-
-def _including(meaning: NumberWindow) -> str:
-    return ", all together" if meaning.halved else ", its own included" if meaning.counted else ""
 
 
 def _corners(check: ClaimCheck, name: str, meaning: NumberWindow) -> Iterator[Alignment]:

@@ -54,7 +54,7 @@ def turned_on(make: Constructor) -> Iterator[tuple[str, Constructor]]:
 
     What an option does needs not be known, as nothing is expected but that samples, tokens and heads are kept apart.
     """
-    yield from islice(_built(make, [p for p in _options(make) if not words_of(p.name) & NO_OPTIONS]), MOST)
+    yield from islice(_built(make, [p for p in options_left_out(make) if not words_of(p.name) & NO_OPTIONS]), MOST)
 
 
 def limited(make: Constructor) -> Iterator[tuple[str, Constructor]]:
@@ -64,14 +64,19 @@ def limited(make: Constructor) -> Iterator[tuple[str, Constructor]]:
         fewer = replace(make, sizes=sizes, options={**make.options, name: FEW})
         if _can_be_built(fewer):
             yield f"built with {name}={FEW}", fewer
-    for option in _options(make):
+    for option in options_left_out(make):
         words, default = words_of(option.name), option.default
         number = isinstance(default, int) and not isinstance(default, bool) and default > FEW
-        if number and "max" in words and words & OF_TOKENS and _can_be_built(other := _with(make, option.name, FEW)):
+        if (
+            number
+            and "max" in words
+            and words & OF_TOKENS
+            and _can_be_built(other := with_options(make, {option.name: FEW}))
+        ):
             yield f"built with {option.name}={FEW}", other
 
 
-def _options(make: Constructor) -> list[inspect.Parameter]:
+def options_left_out(make: Constructor) -> list[inspect.Parameter]:
     """What it can be built with and is not given."""
     if make.settings:
         return safe_call(lambda: options_of_settings(make.kind, make.settings, make.lenient)).value or []
@@ -80,10 +85,11 @@ def _options(make: Constructor) -> list[inspect.Parameter]:
     return [p for p in signature.parameters.values() if not is_variadic(p) and p.name not in given]
 
 
-def _with(make: Constructor, name: str, value: object) -> Constructor:
-    """The class as it is built with one option more."""
-    one = {name: value}
-    return replace(make, changed=one) if make.settings else replace(make, options={**make.options, **one})
+def with_options(make: Constructor, given: Mapping[str, object]) -> Constructor:
+    """The class as it is built with more options."""
+    if make.settings:
+        return replace(make, changed={**make.changed, **given})
+    return replace(make, options={**make.options, **given})
 
 
 def causal_too(usual: Constructor, others: Mapping[str, Constructor]) -> Iterator[tuple[str, Pair]]:
@@ -105,7 +111,7 @@ def words_of_option(usual: Constructor, other: Constructor) -> set[str]:
 def _built(make: Constructor, options: list[inspect.Parameter]) -> Iterator[tuple[str, Constructor]]:
     for option in sorted(options, key=lambda p: p.default is True):
         for value in _values(make, option):
-            if _can_be_built(other := _with(make, option.name, value)):
+            if _can_be_built(other := with_options(make, {option.name: value})):
                 yield f"built with {option.name}={value!r}", other
                 if not isinstance(option.default, str):
                     break
@@ -126,7 +132,7 @@ def _values(make: Constructor, option: inspect.Parameter) -> tuple[object, ...]:
         known = [*texts_compared(make.kind, option.name), *stated_texts(make.kind, option.name)]
         return tuple(islice((text for text in dict.fromkeys(known) if text not in (default, option.name)), MOST_TEXTS))
     off = default is None or (isinstance(default, int | float) and default == 0)
-    if not off or size_of(option.name) is not None:
+    if not off or (size_of(option.name) is not None and "window" not in words):
         return ()
     if words & OF_SCALING:
         return STRETCHED, 2.0

@@ -106,6 +106,7 @@ class Constructor:
         kv_heads: of keys and values, where it always has so many; 0: as many as those of queries, or as it is told.
         grouped: whether its object of settings states how many these are.
         dropping: whether its rates of dropout are other ones than 0 once it is built.
+        of_problem: what it is built with in addition for a problem, by its own names.
         look: the width and the number of heads of an instance that is built to look at it.
     """
 
@@ -130,6 +131,7 @@ class Constructor:
     kv_heads: int = 0
     grouped: bool = False
     dropping: bool = False
+    of_problem: Callable[[Problem], Mapping[str, object]] | None = None
     look: tuple[int, int] = LOOKS[0]
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:

@@ -15,6 +15,7 @@ from attention_conformance.implementations.adapters.mha_interface import build_m
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import TorchModule, in_mode, torch_module
 from attention_conformance.implementations.discovery.extras import Chosen
+from attention_conformance.implementations.discovery.modules.built_otherwise import with_options
 from attention_conformance.implementations.discovery.modules.constructor_names import Size
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.value_widths import of_width
@@ -50,6 +51,7 @@ def built_for(make: Constructor, evaluating: bool, problem: Problem) -> nn.Modul
     given = problem.num_kv_heads != problem.num_heads and not make.kv_heads
     groups = {"num_kv_heads": problem.num_kv_heads} if given else {}
     make = replace(make, tokens=problem.query.shape[-2]) if make.window is Size.WINDOW else make
+    make = make if make.of_problem is None else with_options(make, make.of_problem(problem))
     if problem.extension.zero_attn and not _offers_zero_attn(make):  # it always has a key of zeros
         problem = problem.but(extension=replace(problem.extension, zero_attn=False))
     return in_mode(build_mha(of_width(make, problem), **groups)(problem), not evaluating)

@@ -58,6 +58,7 @@ from attention_conformance.implementations.discovery.modules.promises import (
 from attention_conformance.implementations.discovery.modules.torch_inside import without_rows_of_torch
 from attention_conformance.implementations.discovery.modules.value_widths import with_value_width
 from attention_conformance.implementations.discovery.modules.whole_modules import as_built
+from attention_conformance.implementations.discovery.modules.window_options import with_window_option
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.spec.cases import Layout
 from attention_conformance.spec.conventions import Conventions, Polarity
@@ -93,6 +94,7 @@ def module_candidate(
     conventions = Conventions(bool_mask=Polarity.MASKED_OUT).claiming(settings)
     plan = plan_module(kind, conventions, device, observed="bool-mask" not in settings)
     plan, always = plan.under(premises)
+    plan, windows = with_window_option(plan)
     published = has_published_interface(kind)
     check, option_notes = _option_claims(plan, published)
     check, twice = without_rows_emptied_twice(with_value_width(check, plan.make))
@@ -127,7 +129,9 @@ def module_candidate(
     refused, broken = without_other_widths(plan.make)
     notes = (*notes, unclaimed("input-widths", refused)) if refused else notes
     findings = {"kdim": f"not judged: {broken}"} if published and broken else {}
-    findings = findings | unequal | mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
+    findings = (
+        findings | unequal | windows | mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
+    )
     findings = findings | unused_caches(kind, alternatives, modes) | inputs_left_out(plan.make, plan.call)
     findings = findings | not_judged(modes, plan.make, plan.call, judged) | unknown_masks(plan.call, judged)
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
