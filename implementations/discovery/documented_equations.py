@@ -55,6 +55,25 @@ def states_torchs_parameters(target: object) -> bool:
     return any(stated(OF_TORCH, each) for each in sentences_of(target))
 
 
+ONE_OF_EACH = r"q(?:uer(?:y|ies))? ?, ?k(?:eys?)? ?,? ?(?:and )?v(?:alues?)?"
+LAST = r"(?:along|on|in|over|of) (?:the )?(?:last|feature|channel) (?:axis|dim(?:ension)?)"
+IN_BLOCKS = re.compile(
+    rf"\b(?:cat|concat(?:enate)?) ?\( ?[\[(] ?{ONE_OF_EACH} ?[\])] ?, ?(?:(?:dim|axis) ?= ?)?-1 ?\)"
+    rf"|\b{ONE_OF_EACH}(?: \w+){{0,3}} (?:concatenated|one after (?:the )?other|side by side) {LAST}\b"
+    rf"|\bconcatenation of (?:the )?{ONE_OF_EACH} {LAST}\b",
+    re.IGNORECASE,
+)
+OF_EACH_HEAD = re.compile(
+    r"\b(?:per|each|every|within|by|one|a)[- ]head\b|\bhead[- ](?:by|major|first)\b|\binterleav", re.IGNORECASE
+)
+"""Words for all queries before all keys before all values in the last axis of one array, and for those of each head."""
+
+
+def states_blocks(target: object) -> bool:
+    """Whether one array has all queries, then all keys, then all values in its last axis, by its documentation."""
+    return any(stated(IN_BLOCKS, each) and not OF_EACH_HEAD.search(each) for each in sentences_of(target))
+
+
 OWN_KEY = r"(?:itself(?! an?\b)|its own (?:key|token))"
 NOT_ITSELF = re.compile(
     rf"\b(?:reads?|sees?|attends?)\b.{{0,40}}\b(?:not|never|excluding|except)(?: to)? {OWN_KEY}\b"

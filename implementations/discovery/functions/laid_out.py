@@ -250,4 +250,8 @@ def laid_out(function: Callable[..., Any], device: str) -> tuple[LaidOut, ...]:
     except TargetError:
         return ()
     unstated = call.axes.endswith("L") and not states_columns(as_written(function))
-    return () if UNSURE in call.evidence or unstated else LaidOut(function, call).forms
+    if UNSURE in call.evidence or unstated:
+        return ()
+    if isinstance(function, OneInput) and function.in_blocks:
+        return LaidOut(replace(function, axes=function.in_blocks), replace(call, order=INPUTS)).forms
+    return LaidOut(function, call).forms

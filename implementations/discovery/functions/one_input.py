@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Claims
+from attention_conformance.implementations.discovery.documented import as_written
+from attention_conformance.implementations.discovery.documented_equations import states_blocks
 from attention_conformance.implementations.discovery.functions.size_limits import SizeLimits
 from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -69,6 +71,12 @@ class OneInput:
         stacked = _stacked([*inputs])
         answer = self.function(_arranged(stacked, "RBHLD", self.axes), **options)
         return self._back(answer, dict(zip("RBHLD", stacked.shape, strict=True)))
+
+    @property
+    def in_blocks(self) -> tuple[str, ...]:
+        """Its axes, if its documentation states that they have all queries, then all keys, then all values."""
+        stated = self.heads and states_blocks(as_written(self.function))
+        return tuple("RHD" if "R" in axis else axis for axis in self.axes) if stated else ()
 
     def _back(self, answer: Any, sizes: dict[str, int]) -> Any:
         """Its output as (B, H, L, d), where query, key and value lie side by side; else as it is."""
