@@ -146,8 +146,8 @@ def states_alibi(target: object) -> bool:
     makers = [each for each in _callees(target) if OF_SLOPES.search(f"{each.__name__} {inspect.getdoc(each) or ''}")]
     sentences = [each for owner in (target, *makers) for each in split(documents_of(owner))]
     named = any(OF_ALIBI.search(getattr(owner, "__name__", "")) for owner in (target, *makers))
-    stated = named or any(_stated(OF_ALIBI, each) for each in sentences)
-    return stated and not any(OF_SLOPES.search(each) and OF_OTHER_SLOPES.search(each) for each in sentences)
+    of_alibi = named or any(stated(OF_ALIBI, each) for each in sentences)
+    return of_alibi and not any(OF_SLOPES.search(each) and OF_OTHER_SLOPES.search(each) for each in sentences)
 
 
 def _callees(target: object) -> list[Callable[..., object]]:
