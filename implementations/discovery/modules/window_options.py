@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from inspect import Parameter
 
@@ -17,6 +17,7 @@ from attention_conformance.implementations.discovery.functions.number_windows im
     of_one_length,
 )
 from attention_conformance.implementations.discovery.modules.built_otherwise import options_left_out, with_options
+from attention_conformance.implementations.discovery.modules.constructor_names import settings_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.emptied_twice import fit_rows_not_emptied_twice
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
@@ -69,10 +70,18 @@ def with_window_option(plan: ModulePlan) -> tuple[ModulePlan, dict[str, str]]:
 
 def _names(make: Constructor) -> Iterator[str]:
     """The options that may take the number of a window, and are off by default."""
-    for option in options_left_out(make):
+    for option in {each.name: each for each in (*options_left_out(make), *_fields(make))}.values():
         words = words_of(option.name)
         if "window" in words and words <= AROUND | {"window"} and _is_off(option, bool(make.settings)):
             yield option.name
+
+
+def _fields(make: Constructor) -> Iterator[Parameter]:
+    """Of a dataclass of settings, which code may read under any name."""
+    settings = settings_of(make.kind, make.settings, make.width, make.heads, make.lenient) if make.settings else None
+    for each in fields(settings) if is_dataclass(settings) else ():
+        if each.init:
+            yield Parameter(each.name, Parameter.KEYWORD_ONLY, default=getattr(settings, each.name))
 
 
 def _is_off(option: Parameter, setting: bool) -> bool:

@@ -104,3 +104,25 @@ def test_a_setting_may_be_a_window_or_is_read_by_others(make: Make, read: str, c
     assert (Feature.WINDOW in made.claims) is claimed
     assert not made.findings
     assert not failing(made, "scores.dot-product", "window.*", "shapes.combinations")
+
+
+OF_FIELDS = """
+from dataclasses import dataclass
+
+@dataclass
+class Sizes:
+    hidden_size: int
+    num_heads: int
+    sliding_window: int | None = None
+"""
+
+
+@pytest.mark.parametrize(("limit", "wrong"), [("<", False), ("<=", True)])
+def test_a_field_of_settings_may_be_a_window(make: Make, limit: str, wrong: bool) -> None:
+    text = OF_SETTINGS.replace(
+        "config):", 'config: Sizes):\n        "sliding_window = W: W tokens, itself included."', 1
+    )
+    read = text.replace('getattr(config, "sliding_window", None)', "config.sliding_window").replace("<", limit)
+    made = make(OF_FIELDS + read.format(read=" is not None"))
+    assert Feature.WINDOW in made.claims
+    assert bool(failing(made, "window.*")) is wrong
