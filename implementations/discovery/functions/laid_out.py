@@ -249,7 +249,7 @@ def laid_out(function: Callable[..., Any], device: str) -> tuple[LaidOut, ...]:
         call = find_call(function, device, kinds)
     except TargetError:
         return ()
-    unstated = call.axes.endswith("L") and not states_columns(as_written(function))
+    unstated = call.axes.endswith("DL") and not states_columns(as_written(function))
     if UNSURE in call.evidence or unstated:
         return ()
     if isinstance(function, OneInput) and function.in_blocks:
