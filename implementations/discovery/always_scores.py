@@ -109,8 +109,9 @@ def _sloped(
 
 def _is_usual_at_powers(check: ClaimCheck, premises: Premises, width: int) -> bool:
     """Whether for powers of two of heads its slopes are those of ALiBi."""
-    seen = [safe_call(partial(_seen_at, check, premises, width, PEAKED.score_std, heads=n)).value for n in POWERS]
-    return all(scores is not None and is_usual(scores.slopes()) for scores in seen)
+    seen = {n: safe_call(partial(_seen_at, check, premises, width, PEAKED.score_std, heads=n)).value for n in POWERS}
+    slopes = {n: [] if scores is None else scores.slopes() for n, scores in seen.items()}
+    return all(len(each) == n and is_usual(each) for n, each in slopes.items())
 
 
 def _with_own_angles(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Premises] | None:

@@ -13,17 +13,14 @@ from attention_conformance.implementations.api.contract import Claims, Implement
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import answer, safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED
-from attention_conformance.implementations.discovery.documented import (
-    sentences_of,
-    states_wide_scores,
-    states_zeros_without_keys,
-)
+from attention_conformance.implementations.discovery.documented import sentences_of, states_wide_scores
 from attention_conformance.implementations.discovery.documented_equations import (
     is_for_inference,
     states_own_unseen,
     states_unscaled,
     states_zero_key,
 )
+from attention_conformance.implementations.discovery.documented_rows import states_zeros_without_keys
 from attention_conformance.implementations.discovery.mask_notes import EMPTY_ROWS, NOT_AS_STATED
 from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.implementations.discovery.targets.loading import TargetError

@@ -33,7 +33,7 @@ LEFT, FEW, LONG = 12.0, 1e-3, 257
 """A score among zeros, more than what it leaves to each other key, and more keys than most blocks hold at once."""
 APART = 100.0
 """Roundings between equal shares that show that they are no numbers of their own size."""
-NAN_IN_FLOAT64 = "a row without keys gets nan in float64: what fills its scores is no number of float32"
+NAN_IN_FLOAT64 = "a row without keys gets nan in float64, as its fill is no number of float32: no such row is judged"
 KEY, OF_THE_SOFTMAX = "product-precision", "softmax-precision"
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.code_text import code_of
-from attention_conformance.spec.conventions import EmptyRow, Polarity
+from attention_conformance.spec.conventions import Polarity
 
 SHOWN = (
     r"keep|kept|attend(?:ed)?|visible|valid|real|used?|allow(?:ed)?|participat\w+|include[ds]?|takes? part|taking part"
@@ -101,6 +101,12 @@ def states_masks_of_keys(target: object, name: str) -> bool:
     return any(map(OF_KEYS.search, _of_mask(target, name)))
 
 
+def says_key(target: object, name: str) -> bool:
+    """Whether what its documentation says of a mask names keys, and no output."""
+    said = " ".join(_of_mask(target, name))
+    return re.search(r"\bkeys?\b", said, re.IGNORECASE) is not None and not re.search(r"\boutput", said, re.IGNORECASE)
+
+
 HEADS_IN_SAMPLES = re.compile(
     r"\b(?:q|query|queries|k|keys?|v|values?|inputs?)\b[^()\[\]\n]{0,30}"
     r"[(\[] ?(?:b|n|bs|bsz|batch\w*) ?[*x] ?(?:num_|n_?)?(?:h|heads?|q_heads|heads_q) ?"
@@ -169,73 +175,6 @@ def _of_mask(target: object, name: str) -> list[str]:
     """What is said of the mask of this name: what is said of another one is none of it."""
     own = [rest for line in _lines(target, name) for rest in re.split(rf"\b{re.escape(name)}\b", line)[1:]]
     return [re.split(r"\w*_mask\b", rest)[0] for rest in own]
-
-
-NO_KEY = r"no (?:\w+ )?(?:keys?|elements?|tokens?|positions?|items?|entr(?:y|ies)|neighbou?rs?)"
-WITHOUT_KEYS = re.compile(
-    r"\b(?:(?:fully|completely|entirely)[- ]masked|empty rows?|without (?:any |a )?(?:visible |valid |allowed )?keys?"
-    r"|(?:with|have|has|sees?) no (?:visible |valid |allowed )?keys?"
-    r"|(?:quer(?:y|ies)|rows?) (?:that|(?:to |for )?which)"
-    rf" (?:{NO_KEY} (?:is|are) (?:visible|shown|allowed|left)(?: to)?"
-    rf"|(?:(?:may|can|could) )?(?:reads?|sees?|uses?|attends?(?: to)?) {NO_KEY}))\b",
-    re.IGNORECASE,
-)
-"""Words for rows without keys."""
-REJECTED = re.compile(r"\b(?:instead of|rather than|not|no|never|avoid\w*|without) nans?\b", re.IGNORECASE)
-UNCLEAR = re.compile(r"\b(?:not|never|no|nor|unless|except|may|undefined)\b|n't\b|\bor\b", re.IGNORECASE)
-ANSWERS = {
-    EmptyRow.ZEROS: re.compile(r"\bzero(?:e?s)?\b", re.IGNORECASE),
-    EmptyRow.NAN: re.compile(r"\bnans?\b", re.IGNORECASE),
-    EmptyRow.UNIFORM: re.compile(r"\buniform\w*\b|\bthe (?:mean|average)\b", re.IGNORECASE),
-}
-"""What its documentation may say of the answer to them."""
-
-
-def documented_empty_row(target: object) -> EmptyRow | None:
-    """What it answers for a row without keys by the one sentence that states it; None where there is none such."""
-    stated = {_answer(each) for each in sentences_of(target) if WITHOUT_KEYS.search(each)}
-    return stated.pop() if len(stated) == 1 else None
-
-
-GIVEN = (
-    r"(?:get|give|yield|produce|return|receive|contribute|output|become)s?|(?:is|are)(?: (?:given|set to|filled with))?"
-)
-PLAIN_ZEROS = re.compile(
-    rf"\b(?:{GIVEN}) (?:(?:an?|the|all|exact(?:ly)?|only|rows?|vectors?|outputs?|of) )*zeros?\b"
-    r"|\bzeros? (?:(?:rows?|vectors?|outputs?) )?(?:is|are) (?:given|returned|produced|output)\b",
-    re.IGNORECASE,
-)
-"""Words for an answer of zeros, which are not those for a mask of zeros."""
-OF_OTHER_PARTS = re.compile(r"\b(?:lse|log\w*|grad\w*|loss\w*|sums?|counts?|if|when|unless)\b", re.IGNORECASE)
-"""Words for something else that may be zero, and for conditions."""
-
-
-def states_zeros_without_keys(target: object) -> bool:
-    """Whether a sentence about no parameter states plainly that what has no key gets zeros, and none another answer."""
-    names = "|".join(map(re.escape, _parameters(target))) or r"(?!)"
-    other = re.compile(rf"{OF_OTHER_PARTS.pattern}|\b(?:with|where|for) (?:{names})\b", re.IGNORECASE)
-    plain = (each for each in split(_entries_left_out(target, names)) if _answer(each) is EmptyRow.ZEROS)
-    about = [each for each in plain if WITHOUT_KEYS.search(each) and PLAIN_ZEROS.search(each)]
-    return documented_empty_row(target) is EmptyRow.ZEROS and not all(map(other.search, about))
-
-
-def _entries_left_out(target: object, names: str) -> Iterator[str]:
-    """Its documentation without the entries of these parameters, and what is indented below them."""
-    entry = re.compile(rf"\W*(?:{names})\b`*(?: ?\([^)]*\))? ?:")
-    for text in documents_of(target):
-        kept, within = [], -1
-        for line in text.splitlines():
-            indent = len(line) - len(line.lstrip())
-            within = indent if entry.match(line) else within if not line.strip() or 0 <= within < indent else -1
-            kept.append(line if within < 0 and line.strip() else ". ")
-        yield "\n".join(kept)
-
-
-def _answer(sentence: str) -> EmptyRow | None:
-    """The only answer that a sentence on rows without keys names, where it is no condition and denies nothing."""
-    rest = REJECTED.sub("", WITHOUT_KEYS.sub("", sentence))
-    named = [answer for answer, words in ANSWERS.items() if words.search(rest)]
-    return named[0] if len(named) == 1 and not UNCLEAR.search(rest) else None
 
 
 def _polarity(match: re.Match[str]) -> Polarity:
@@ -316,14 +255,14 @@ def states_wide_scores(target: object) -> bool:
 
 def unconditional(target: object) -> list[str]:
     """The paragraphs of its documentation that are about no parameter, and state no condition on one."""
-    names = "|".join(map(re.escape, _parameters(target))) or r"(?!)"
+    names = "|".join(map(re.escape, parameters_of(target))) or r"(?!)"
     entry = rf"\W*(?:{names})\b`*(?: ?\([^)]*\))? ?:"
     condition = re.compile(rf"\b(?:if|when|with|where|unless) `*(?:{names})\b", re.IGNORECASE)
     parts = (part for text in documents_of(target) for part in re.split(rf"\n\s*\n|\n(?={entry})", text))
     return [part for part in parts if not re.match(entry, part) and not condition.search(part)]
 
 
-def _parameters(target: object) -> list[str]:
+def parameters_of(target: object) -> list[str]:
     """The names of the parameters of it, and of what builds and calls it, but for masks."""
     signatures = (safe_call(partial(inspect.signature, owner)).value for owner in _owners(target))  # type: ignore[arg-type]
     names = {name for each in signatures if each is not None for name in each.parameters}

@@ -20,10 +20,10 @@ BEFORE = 40
 """Characters in which such a word may stand before it."""
 
 
-def stated(words: re.Pattern[str], sentence: str) -> bool:
-    """Whether a sentence has these words, and no denial in them or shortly before them."""
+def stated(words: re.Pattern[str], sentence: str) -> re.Match[str] | None:
+    """These words in a sentence, if it has no denial in them or shortly before them."""
     found = words.search(sentence)
-    return found is not None and not DENIED.search(sentence[max(0, found.start() - BEFORE) : found.end()])
+    return None if found is None or DENIED.search(sentence[max(0, found.start() - BEFORE) : found.end()]) else found
 
 
 SCORES = r"(?:scores?|logits?|dot[- ]products?)"
@@ -64,7 +64,9 @@ IN_BLOCKS = re.compile(
     re.IGNORECASE,
 )
 OF_EACH_HEAD = re.compile(
-    r"\b(?:per|each|every|within|by|one|a)[- ]head\b|\bhead[- ](?:by|major|first)\b|\binterleav", re.IGNORECASE
+    r"\b(?:per|each|every|within|by|one|a|all)(?: of)?(?: the| its)?[- ]heads?\b|\bheads one after\b"
+    r"|\bhead[- ](?:by|major|first)\b|\binterleav|\bgroups?\b|\bweights?\b|\bparam\w*",
+    re.IGNORECASE,
 )
 """Words for all queries before all keys before all values in the last axis of one array, and for those of each head."""
 
@@ -131,6 +133,7 @@ OF_OTHER_SLOPES = re.compile(
     r"\b(?:unlike|differ\w*|other than|instead|rather than|incompatible|own(?! slope\b)|custom|variant|variation"
     r"|modifi\w+|approximat\w+|simpl\w+|truncat\w+|cut|drop\w*|learn\w*|train\w*|sort\w*|reorder\w*|permut\w+"
     r"|interpolat\w+|alternative|(?:next|higher|larger|above|up)\b.{0,20}\bpower|rounded|non-?standard"
+    r"|similar|related|like|cf|see|compared|generali[sz]\w*|first h\b|\w*ceil|next|nearest"
     r"|not (?:as|those|the|like|exactly|quite|compatible)|inspired|alibi[- ](?:like|style))\b",
     re.IGNORECASE,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from attention_conformance.implementations.discovery.documented import sentences_of
-from attention_conformance.implementations.discovery.documented_equations import BEFORE, DENIED, stated
+from attention_conformance.implementations.discovery.documented_equations import DENIED, stated
 
 ITSELF = (
     r"(?:itself|the (?:token|query|position|current \w+) itself|its own(?: (?:key|token|position))?"
@@ -53,12 +53,23 @@ DISTANCE = re.compile(rf"\b0 ?(?:<=|â‰¤) ?[a-z]\w* ?- ?[a-z]\w* ?(?P<less><=?|â‰
 """Equations of the keys that a query sees: from one to its own, j between both, and i - j."""
 
 
+OF_OTHERS = re.compile(r"\b(?:hid\w*|mask(?:ed|s) out|drop\w*|evict\w*|remov\w*|blocks?)\b", re.IGNORECASE)
+"""Words for keys that are not those which a query sees."""
+NEXT = re.compile(r"(?<!-)(?<!- )\bwindow(?:[_ ]size)? ?(?:\+|plus) ?(?:1|one)\b", re.IGNORECASE)
+"""A number of keys that is not that of the window."""
+OTHER_W = re.compile(r"\bw ?=")
+"""The letter of a number that may be another one."""
+
+
 def states_own_counted(target: object) -> bool | None:
     """Whether a window counts the query's own key by its documentation; None where that states neither, or both.
 
     Only sentences that name a window are read: others count tokens, too.
     """
-    sentences = (each for each in sentences_of(target) if "window" in each.lower() and not CHOSEN.search(each))
+    every = sentences_of(target)
+    redefined = any(map(OTHER_W.search, every))
+    sentences = (each for each in every if "window" in each.lower() and not CHOSEN.search(each))
+    sentences = (each for each in sentences if not (NEXT.search(each) or (redefined and re.search(r"\bw\b", each))))
     found = {_own_counted(each) for each in sentences} - {None}
     return found.pop() if len(found) == 1 else None
 
@@ -73,13 +84,12 @@ def _own_counted(sentence: str) -> bool | None:
 
 def _by_equations(sentence: str) -> bool | None:
     """The same by the narrowest window, or by the keys that it shows."""
-    if stated(ALONE, sentence) and (alone := ALONE.search(sentence)):
+    if alone := stated(ALONE, sentence):
         return alone["number"].lower() in ("1", "one")
-    for words, meaning in ((RANGE, _of_range), (BOUNDS, _of_bounds), (DISTANCE, _of_distance)):
-        found = words.search(sentence)
-        if found and not DENIED.search(sentence[max(0, found.start() - BEFORE) : found.end()]):
-            return meaning(found)
-    return None
+    if DENIED.search(sentence) or OF_OTHERS.search(sentence):
+        return None
+    equations = ((RANGE, _of_range), (BOUNDS, _of_bounds), (DISTANCE, _of_distance))
+    return next((meaning(found) for words, meaning in equations if (found := words.search(sentence))), None)
 
 
 def _of_range(found: re.Match[str]) -> bool | None:

@@ -7,7 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
-from attention_conformance.implementations.discovery.documented import documented_polarity, states_masks_of_keys
+from attention_conformance.implementations.discovery.documented import (
+    documented_polarity,
+    says_key,
+    states_masks_of_keys,
+)
 from attention_conformance.implementations.discovery.modules.mask_effects import KEY_WORDS, PADDED, has_effect
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
@@ -63,7 +67,8 @@ def _ways(check: ClaimCheck, name: str) -> Iterator[ClaimCheck]:
 def _documented(check: ClaimCheck, name: str, target: object) -> Iterator[ClaimCheck]:
     """The check with this mask, if it is one of keys by its documentation, and with the meaning that this states."""
     call: Any = check.function
-    if not _words(name) & OF_KEYS or getattr(call, "optional", False) or not states_masks_of_keys(target, name):
+    named = bool(_words(name) & KEY_WORDS) or says_key(target, name)
+    if not named or getattr(call, "optional", False) or not states_masks_of_keys(target, name):
         return
     stated = documented_polarity(target, name)
     yield from (each for each in _ways(check, name) if _meaning(each) is stated)

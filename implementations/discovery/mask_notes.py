@@ -15,7 +15,8 @@ from attention_conformance.implementations.discovery.claim_checks import (
     ClaimCheck,
     near_outputs,
 )
-from attention_conformance.implementations.discovery.documented import documented_empty_row, documented_polarity
+from attention_conformance.implementations.discovery.documented import documented_polarity
+from attention_conformance.implementations.discovery.documented_rows import documented_empty_row
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.modules.module_masks import FORMS, shaped
 from attention_conformance.implementations.discovery.signatures import Options

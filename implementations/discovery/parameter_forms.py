@@ -22,9 +22,13 @@ def pair_of_window(rest: Iterable[inspect.Parameter]) -> dict[str, str]:
 
 def list_of_biases(rest: Iterable[inspect.Parameter]) -> dict[str, str]:
     """The parameter of a list of biases, which may be left out, by its name and its annotation."""
-    named = [p for p in rest if {"bias", "biases"} & {*p.name.lower().split("_")} and p.default in (None, (), [])]
-    lists = [p.name for p in named if OF_ARRAYS.search(str(p.annotation))]
+    named = [p for p in rest if {"bias", "biases"} & {*p.name.lower().split("_")}]
+    lists = [p.name for p in named if OF_ARRAYS.search(str(p.annotation)) and _is_empty(p.default)]
     return {"float_mask": lists[0]} if len(lists) == 1 else {}
+
+
+def _is_empty(default: object) -> bool:
+    return default is None or (isinstance(default, tuple | list) and not default)
 
 
 def in_list(bias: Any) -> list[Any]:

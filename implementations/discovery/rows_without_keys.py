@@ -74,7 +74,7 @@ EMPTIED_WITH_CAUSALITY = {
     Feature.BOOL_MASK: replace(PLAIN, mask=MaskKind.BOOL, pattern=Pattern.LAST_KEY),
     Feature.FLOAT_MASK: replace(PLAIN, mask=MaskKind.INFINITE, pattern=Pattern.LAST_KEY),
 }
-"""Masks that hide the first key, the only one that the first query may see."""
+"""Masks that leave a row some keys, and none of those that a triangle or a window leaves it."""
 
 
 def empty_rows_of_each_kind(check: ClaimCheck) -> ClaimCheck:
@@ -109,12 +109,10 @@ def empty_rows_of_both(check: ClaimCheck) -> ClaimCheck:
         return check
     for case in (case for feature, case in EMPTIED_WITH_CAUSALITY.items() if feature in check.claims):
         fitted = fit(case, check.claims)
-        row = (
-            None
-            if isinstance(fitted, Unsupported)
-            else _row(check, build(fitted, check.dtype).forward_only(), fitted, 0)
-        )
-        if isinstance(fitted, Unsupported) or row is None or not row.any():
+        if isinstance(fitted, Unsupported):
+            continue
+        row = _row(check, build(fitted, check.dtype).forward_only(), fitted, 0)
+        if row is None or not row.any():
             continue
         if (answer := _empty_row(check, fitted, 0)) is None:
             return with_keys_in_each_row(check, "a row that a mask and causality empty together gets no known answer")

@@ -173,8 +173,10 @@ class LaidOut:
             return [self._turned(cotangent[at], self.call.output) for at in np.ndindex(*cotangent.shape[:2])]
         return [self._gates(cotangent, cotangent.shape[3])]
 
-    def gradients(self, found: list[Any], shape: tuple[int, ...]) -> Any:
-        """Those of an input of this shape, (B, H, L, d), out of those of each call."""
+    def gradients(self, found: list[Any], shape: tuple[int, ...], role: str) -> Any:
+        """Those of the input of this role and shape, (B, H, L, d), out of those of each call."""
+        if self.keys_turned and role == "key":
+            found = [each.swapaxes(-1, -2) for each in found]
         if self._by_head:
             return np.stack([self._turned(each, self.call.axes) for each in found]).reshape(shape)
         sizes, axes = dict(zip(OP, shape, strict=True)), _separate(self.call.axes)

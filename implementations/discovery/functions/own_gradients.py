@@ -73,8 +73,8 @@ class OwnGradients:
         if layout is None:
             return result, both.found[0]
         arrays = [getattr(problem, name) for name in self.order]
-        of_calls = zip(arrays, zip(*both.found, strict=True), strict=True)
-        return result, [layout.gradients([*found], array.shape) for array, found in of_calls]
+        of_calls = zip(self.order, arrays, zip(*both.found, strict=True), strict=True)
+        return result, [layout.gradients([*found], array.shape, role) for role, array, found in of_calls]
 
     def native(self, problem: Problem, device: str) -> Native:
         """The function's own call."""

@@ -10,11 +10,11 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, output_of
+from attention_conformance.implementations.discovery.claim_checks import ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import Floats, near
-from attention_conformance.implementations.discovery.rows_without_keys import levelled
+from attention_conformance.implementations.discovery.rows_without_keys import EMPTIED_WITH_CAUSALITY, levelled
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
-from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern
+from attention_conformance.spec.cases import Case, MaskKind, Padding
 from attention_conformance.spec.conventions import Conventions, EmptyRow
 from attention_conformance.spec.features import NOTHING, Feature
 from attention_conformance.spec.inputs import build, generator, masks_of
@@ -22,12 +22,6 @@ from attention_conformance.spec.masks import Booleans, visible
 
 BEYOND = 16
 """Tokens of a case beyond the window of a module, so that padding empties some of its rows."""
-MASKS = {
-    Feature.KEY_PADDING: replace(PLAIN, padding=Padding.FIRST_TILE),
-    Feature.BOOL_MASK: replace(PLAIN, mask=MaskKind.BOOL, pattern=Pattern.LAST_KEY),
-    Feature.FLOAT_MASK: replace(PLAIN, mask=MaskKind.INFINITE, pattern=Pattern.LAST_KEY),
-}
-"""Masks that leave a row some keys, and none of those that a triangle or a window leaves it."""
 
 
 def without_rows_emptied_twice(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
@@ -56,7 +50,7 @@ def _cases(claims: Claims) -> Iterator[Case]:
     premises = claims.premises
     length = BEYOND + 2 * max(premises.window_left or 0, premises.window_right or 0)
     always = premises.causal or premises.window_left is not None or premises.window_right is not None
-    for case in (case for feature, case in MASKS.items() if feature in claims):
+    for case in (case for feature, case in EMPTIED_WITH_CAUSALITY.items() if feature in claims):
         yield replace(case, causal=not always).sized(query_length=length, key_length=length)
 
 

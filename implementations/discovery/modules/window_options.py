@@ -93,10 +93,10 @@ def _is_off(option: Parameter, setting: bool) -> bool:
 def _meaning(plan: ModulePlan, name: str) -> NumberWindow | str:
     """What its number means, or why that is not known; empty where a setting changes nothing, as others read it."""
     given = partial(_given, plan, name)
-    usual, narrow = plan.check.run(LONG), given(NUMBERS[0]).run(LONG)
-    if not usual.error and not narrow.error and near_outputs(usual, narrow, plan.check.dtype):
-        return "" if plan.make.settings else IDLE
     flags = (False, True) if Feature.CAUSAL in plan.check.claims else (False,)
+    pairs = [(plan.check.run(each), given(NUMBERS[0]).run(each)) for each in (replace(LONG, causal=f) for f in flags)]
+    if all(not a.error and not b.error and near_outputs(a, b, plan.check.dtype) for a, b in pairs):
+        return "" if plan.make.settings else IDLE
     found = [meaning_of(plan.check, given, flag) for flag in flags]
     return next((each for each in found if isinstance(each, NumberWindow)), found[0])
 

@@ -43,7 +43,8 @@ KEPT_IN = {
     "float32": ("float64",),
     "float64": ("float32",),
 }
-"""The other dtypes in which they may be; float32 is within the bound of float64 only where that is claimed."""
+"""The other dtypes in which they may be. In float64, numbers that float32 rounds are within the bound where computing
+in float32 is claimed, and nowhere else."""
 
 
 @dataclass(frozen=True)

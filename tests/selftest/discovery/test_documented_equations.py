@@ -6,11 +6,13 @@ import pytest
 
 from attention_conformance.implementations.discovery.documented_equations import (
     is_for_inference,
+    states_alibi,
     states_own_unseen,
     states_torchs_parameters,
     states_unscaled,
     states_zero_key,
 )
+from attention_conformance.implementations.discovery.documented_rows import states_zeros_without_keys
 from attention_conformance.implementations.discovery.documented_windows import states_own_counted
 
 
@@ -58,6 +60,12 @@ def documented(text: str, name: str = "attend") -> Callable[..., object]:
         ("This window is not i - window + 1 .. i.", None),
         ("window: position t sees t - window .. t - 1", None),
         ("window: keys (i - window, i)", None),
+        ("window: keys in (i - window, i] are hidden.", None),
+        ("The cache of the window drops i - window .. i.", None),
+        ("Unlike Mistral, whose window is the set of keys j with i - window < j <= i, this one sees one more.", None),
+        ("The window of query block i has key blocks i - w .. i.", None),
+        ("In a window query i sees keys i - w .. i, where w = window - 1.", None),
+        ("window: earlier keys; with the current token included, window + 1 are visible.", None),
         ("Window: i - window .. i + window.", None),
         ("window: halves, i - window // 2 + 1 .. i", None),
         ("The window has tokens next to the current token.", None),
@@ -143,3 +151,34 @@ def test_whether_a_query_sees_its_own_key(text: str, stated: bool) -> None:
 )
 def test_whether_a_key_of_zeros_takes_part(text: str, stated: bool) -> None:
     assert states_zero_key(documented(text)) is stated
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ("Slopes are those of ALiBi.", True),
+        ("A linear bias similar to ALiBi, with slopes of its own rule.", False),
+        ("See ALiBi for a related approach.", False),
+        ("A generalisation of ALiBi.", False),
+        ("ALiBi slopes of n = 2**ceil(log2(H)) heads.", False),
+    ],
+)
+def test_whether_slopes_are_those_of_alibi(text: str, stated: bool) -> None:
+    assert states_alibi(documented(text)) is stated
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ("A query that no key is visible to gives a row of zeros.", True),
+        ("Fully masked rows get zeros.", True),
+        ("In PyTorch, fully masked rows get zeros. Here they get the mean of all values.", False),
+        ("Fully masked rows get zeros. Here they are the mean of all values.", False),
+        ("The fused kernel gives zeros to fully masked rows.", False),
+        ("The caller has to make sure that fully masked rows are set to zeros.", False),
+        ("TODO: give zeros to fully masked rows.", False),
+        ("Only in eval mode, fully masked rows get zeros.", False),
+    ],
+)
+def test_whether_rows_without_keys_get_zeros(text: str, stated: bool) -> None:
+    assert states_zeros_without_keys(documented(text)) is stated

@@ -47,6 +47,8 @@ def test_documentation_states_how_one_array_is_laid_out(make: Make, stated: str,
         ("torch.cat([q, k, v], dim=1)", False),
         ("torch.cat([k, q, v], dim=-1)", False),
         ("The heads are concatenated along the last axis.", False),
+        ("q, k, v concatenated on the last axis for each of the heads", False),
+        ("The weights q, k and v concatenated along the last dim.", False),
         ("Keys and values concatenated along the last axis.", False),
     ],
 )
