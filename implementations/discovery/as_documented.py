@@ -22,7 +22,7 @@ from attention_conformance.implementations.discovery.documented_equations import
 )
 from attention_conformance.implementations.discovery.documented_rows import states_zeros_without_keys
 from attention_conformance.implementations.discovery.mask_notes import EMPTY_ROWS, NOT_AS_STATED
-from attention_conformance.implementations.discovery.probe import Floats, near
+from attention_conformance.implementations.discovery.probe import HALF, Floats, near
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.implementations.discovery.vocabulary import INPUTS
@@ -51,7 +51,7 @@ TILED = re.compile(
 """Words for heads of keys that are repeated one after another: "query head h uses kv head h % Hkv"."""
 OTHER_WEIGHTS = re.compile(
     r"(?<!unlike )(?<!not )(?<!than )(?<!instead of )(?<!such as )(?<!like )(?<!versus )(?<!vs )"
-    r"\b(sparsemax|entmax|(?:sigmoid|relu|linear|kernel|rbf|gaussian[- ]kernel) attention)\b",
+    r"\b(sparsemax|entmax|(?:sigmoid|relu|linear|kernel|rbf|slot|gaussian[- ]kernel) attention)\b",
     re.IGNORECASE,
 )
 """Names of what weighs keys by no softmax of their products with queries."""
@@ -94,7 +94,7 @@ def _with_zeros_without_keys(made: Implementation, loaded: object, chosen: Colle
 
 def _refuse_others(made: Implementation, loaded: object, device: str) -> None:
     """Raises a TargetError for what no clause of the suite is about."""
-    name = getattr(loaded, "__name__", "").replace("_", " ")
+    name = re.sub(r"_|(?<=[a-z0-9])(?=[A-Z])", " ", getattr(loaded, "__name__", ""))
     about = "which no clause of the suite is about"
     other = next(filter(None, map(OTHER_WEIGHTS.search, (name, *sentences_of(loaded)[:1]))), None)
     if other is not None and _is_softmax(made, device, -0.5, 0.0) is False:
@@ -153,16 +153,25 @@ def _output(made: Implementation, problem: Problem, device: str) -> Floats | Non
 def _is_softmax(made: Implementation, device: str, *powers: float) -> bool | None:
     """Whether its answer to a plain problem is that of a softmax of scores times one of these powers of d_k.
 
-    None: it raises, is a module, or always does something else, too.
+    None: it raises, or always does something else, too, than hiding later keys.
     """
-    op = made.claims.scope is Scope.OP and made.claims.premises == NO_PREMISES
-    problem = _problem(made) if op else None
+    causal = made.claims.premises.causal
+    only = replace(made.claims.premises, causal=False) == NO_PREMISES
+    problem = _problem(made, PLAIN.sized(query_length=5, key_length=5) if causal else PLAIN) if only else None
     output = None if problem is None else _output(made, problem, device)
     if problem is None or output is None:
         return None
+    if problem.scope is not Scope.OP:
+        # imports torch, without which functions of NumPy are looked at
+        from attention_conformance.implementations.discovery.modules.template import output_of_problem
+
+        width = problem.parameters["w_q"].shape[-1] // problem.num_heads
+        expected = (output_of_problem(problem, width**power, causal) for power in powers)
+        return any(np.allclose(output, each, rtol=HALF, atol=HALF) for each in expected)
     query, key, value = (np.asarray(x, np.float64) for x in (problem.query, problem.key, problem.value))
     scores = query @ key.swapaxes(-1, -2)
-    usual = (_softmax(scores * query.shape[-1] ** power) @ value for power in powers)
+    hidden = np.triu(np.full(scores.shape[-2:], -np.inf), 1) if causal else 0.0
+    usual = (_softmax(scores * query.shape[-1] ** power + hidden) @ value for power in powers)
     return any(near(output, each, problem.dtype) for each in usual)
 
 

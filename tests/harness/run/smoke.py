@@ -109,9 +109,12 @@ def _rotated(judge: Judge, part: str, got: Array, expected: Expected) -> str:
 
 
 def _swapped(judge: Judge) -> str:
-    """What the adapter has swapped on the way in, if the answer is right but for that."""
+    """What the adapter has swapped on the way in, if the answer is right but for that.
+
+    Nothing is looked for where there are arrays besides the inputs, such as slopes, which are of so many heads.
+    """
     problem, result = _result_of(judge, SQUARE)
-    if problem is None or result is None:
+    if problem is None or result is None or problem.extras:
         return ""
     for message, other, back in _possible_mistakes(problem):
         expected = solve(other, judge.conventions).parts["output"]

@@ -99,6 +99,41 @@ def test_what_weighs_keys_otherwise_by_its_documentation_is_not_judged(make: Mak
     assert "by its documentation it weighs keys by 'Sparsemax'" in message
 
 
+LINEAR = '''
+def f(q, k, v):
+    """Causal linear attention."""
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    weights = (q @ k.mT).tril()
+    return weights / weights.sum(-1, keepdim=True) @ v
+'''
+
+
+def test_what_weighs_earlier_keys_otherwise_is_not_judged(make: Make) -> None:
+    assert "by its documentation it weighs keys by 'linear attention'" in refused(make, LINEAR)
+
+
+SIGMOIDS = """
+class SigmoidAttention(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.h, self.qkv, self.proj = num_heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        return self.proj(({weights} @ v).transpose(1, 2).flatten(2))
+"""
+
+
+def test_a_module_that_weighs_keys_otherwise_by_its_name_is_not_judged_as_a_softmax(make: Make) -> None:
+    message = refused(make, SIGMOIDS.format(weights="scores.sigmoid()"), "SigmoidAttention")
+    assert "it weighs keys by 'Sigmoid Attention'" in message
+
+
+def test_a_module_with_a_softmax_is_judged_whatever_its_name_is(make: Make) -> None:
+    made = make(SIGMOIDS.format(weights="scores.softmax(-1)"), "SigmoidAttention")
+    assert not failing(made, "scores.dot-product")
+
+
 def test_a_mistake_is_no_other_weight_that_documentation_denies(make: Make) -> None:
     text = SPARSE.replace("Sparsemax attention.", "Exact softmax attention, unlike linear attention.")
     assert failing(make(text.format(weights="z.softmax(-2)")), "scores.dot-product")

@@ -16,6 +16,7 @@ from attention_conformance.implementations.builtin.catalogue import BUILTIN
 from attention_conformance.implementations.builtin.compositions import eager, in_numpy
 from attention_conformance.spec.conventions import Conventions, Polarity
 from attention_conformance.spec.features import Feature, Scope
+from attention_conformance.spec.premises import Premises
 from attention_conformance.spec.problem import Problem
 from attention_conformance.tests.harness.run.smoke import smoke
 from attention_conformance.tests.selftest.sessions import SUITE
@@ -50,6 +51,12 @@ def test_a_wrong_answer_of_one_query_is_no_mistake_of_the_adapter() -> None:
     """As that of a decoder's step: its axes exchanged would make no problem."""
     one = adapter(lambda query, key, value: value[:, :, :1], fit=lambda case: case.sized(query_length=1))
     assert smoke(one, "cpu") == ()
+
+
+def test_slopes_that_are_wrong_are_no_mistake_of_the_adapter() -> None:
+    """There is one for each head, so that heads and tokens exchanged would make no problem."""
+    wrong = adapter(lambda query, key, value, **_: value[:, :, : query.shape[2]], premises=Premises(alibi=True))
+    assert smoke(wrong, "cpu") == ()
 
 
 def refusing(*inputs: Tensor) -> Tensor:
