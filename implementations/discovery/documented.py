@@ -102,9 +102,14 @@ def states_masks_of_keys(target: object, name: str) -> bool:
 
 
 def says_key(target: object, name: str) -> bool:
-    """Whether what its documentation says of a mask names keys, and no output."""
+    """Whether what its documentation says of a mask names keys, or an axis of keys in another mask, and no output."""
     said = " ".join(_of_mask(target, name))
-    return re.search(r"\bkeys?\b", said, re.IGNORECASE) is not None and not re.search(r"\boutput", said, re.IGNORECASE)
+    if re.search(r"\boutput", said, re.IGNORECASE):
+        return False
+    axis = re.search(r"\( ?\w+ ?, ?(?P<keys>\w+) ?\)", said)
+    pairs = rf"\( ?(?!b\b|{axis['keys']}\b)\w+ ?, ?{axis['keys']} ?\)" if axis else r"(?!)"
+    in_pairs = any(re.search(pairs, text, re.IGNORECASE) for text in documents_of(target))
+    return in_pairs or re.search(r"\bkeys?\b", said, re.IGNORECASE) is not None
 
 
 HEADS_IN_SAMPLES = re.compile(
