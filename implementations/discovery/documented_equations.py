@@ -65,7 +65,7 @@ IN_BLOCKS = re.compile(
 )
 OF_EACH_HEAD = re.compile(
     r"\b(?:per|each|every|within|by|one|a|all)(?: of)?(?: the| its)?[- ]heads?\b|\bheads one after\b"
-    r"|\bhead[- ](?:by|major|first)\b|\binterleav|\bgroups?\b|\bweights?\b|\bparam\w*",
+    r"|\bhead[- ](?:by|major|first)\b|\binterleav|\bgroups?\b|\bweights?\b",
     re.IGNORECASE,
 )
 """Words for all queries before all keys before all values in the last axis of one array, and for those of each head."""
