@@ -231,7 +231,7 @@ def _laid_out_candidate(
     forms = laid_out(function, device)
     several = [each for form in forms if (each := _made(name, form, settings, device, premises))]
     if not any(answers_uneven(each, device) for each in several):
-        transposed = (_made(name, replace(each, keys_turned=True), settings, device, premises) for each in forms)
+        transposed = (_made(name, replace(each, keys_transposed=True), settings, device, premises) for each in forms)
         several = [each for each in transposed if each and answers_uneven(each, device)] or several
     return max(several, key=lambda each: len(each.claims.features), default=None)
 
@@ -247,7 +247,7 @@ def _made(
         made = _usual_candidate(name, adapted, settings, device, premises)
     except TargetError:
         return None
-    if getattr(getattr(adapted, "call", None), "axes", "") in ("LD", "DL"):
+    if getattr(adapted, "by_head", False):
         made = replace(made, claims=replace(made.claims, fit=partial(fit_few_heads, made.claims.fit)))
     return replace(made, about="; ".join(note for note in (made.about, adapted.about) if note))
 

@@ -20,6 +20,7 @@ from attention_conformance.implementations.discovery.documented import as_writte
 from attention_conformance.implementations.discovery.functions.calls import KINDS, UNSURE, FunctionCall, find_call
 from attention_conformance.implementations.discovery.functions.one_input import OneInput
 from attention_conformance.implementations.discovery.functions.one_sample import stacked
+from attention_conformance.implementations.discovery.functions.three_axes import OF_QUERY
 from attention_conformance.implementations.discovery.probe import first_part, near, parts_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, signature_of
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -28,8 +29,8 @@ from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array
 
 OP = "BHLD"
-OF_QUERY = re.compile(r"\bq(?:uery|ueries)?\b[^()\n]{0,20}\(([^()]+)\)", re.IGNORECASE)
-"""A query and its axes, in documentation."""
+AXES = re.compile(OF_QUERY + r"([^()]+)\)", re.IGNORECASE)
+"""The axes of a query, in documentation."""
 OF_TOKENS = {"l", "lq", "lx", "l_q", "t", "tq", "n", "nq", "n_q", "s", "sq", "seq_len", "seqlen", "tokens", "length"}
 OF_COMPONENTS = {"d", "dk", "d_k", "dq", "dh", "d_head", "head_dim", "hd", "c", "e", "dim", "width", "channels"}
 """Names of the last two axes of a query, in lower case, where tokens are its columns."""
@@ -46,13 +47,13 @@ class LaidOut:
         function: what is called.
         call: in which layout and order, and what else it is given.
         masks_of_samples: whether masks have an axis for B alone where inputs have B and H in one.
-        keys_turned: whether the last two axes of its keys come in the other order than those of its other inputs.
+        keys_transposed: whether the last two axes of its keys come in the other order than those of its other inputs.
     """
 
     function: Callable[..., Any]
     call: FunctionCall
     masks_of_samples: bool = False
-    keys_turned: bool = False
+    keys_transposed: bool = False
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -71,7 +72,7 @@ class LaidOut:
         return (self, replace(self, masks_of_samples=True)) if repeats else (self,)
 
     @property
-    def _by_head(self) -> bool:
+    def by_head(self) -> bool:
         """Whether it takes one head of one sample."""
         return len(self.call.axes) == len("LD")
 
@@ -80,7 +81,7 @@ class LaidOut:
         """What differs from the suite's own call, for a note."""
         letters = ", ".join({"N": "B * H", "E": "H * d", "D": "d"}.get(axis, axis) for axis in self.call.axes)
         layout = f"called in its own layout ({letters})" if self.call.axes != OP else ""
-        layout += " with its keys transposed" if self.keys_turned else ""
+        layout += " with its keys transposed" if self.keys_transposed else ""
         order = "" if self.call.order == INPUTS else f"its inputs come as {', '.join(self.call.order)}"
         given = {**self.call.always, **dict.fromkeys(self.call.widths, "d_k")}
         values = ", ".join(f"{name}={value}" for name, value in given.items())
@@ -89,7 +90,7 @@ class LaidOut:
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """The function's answer."""
-        if self._by_head:
+        if self.by_head:
             return self._head_by_head((query, key, value), options)
         given = [self._into(x) for x in (query, key, value)]
         masks = {name: self._mask(options[name], query, key) for name in MASKS & set(options)}
@@ -102,9 +103,9 @@ class LaidOut:
         return (back, *(self._part(part, query) for part in others)) if several else back
 
     def _answer(self, given: list[Any], options: dict[str, Any], query: Any) -> Any:
-        query_given, keys, values = given
-        keys = keys.swapaxes(-1, -2) if self.keys_turned else keys
-        named = dict(zip(INPUTS, (query_given, keys, values), strict=True))
+        named = dict(zip(INPUTS, given, strict=True))
+        if self.keys_transposed:
+            named["key"] = named["key"].swapaxes(-1, -2)
         arguments = [named[name] for name in self.call.order]
         filled = {name: value for name, value in self.call.always.items() if options.get(name) is None}
         options = {**options, **filled, **dict.fromkeys(self.call.widths, query.shape[-1])}
@@ -169,21 +170,21 @@ class LaidOut:
 
     def cotangents(self, cotangent: Any) -> list[Any]:
         """One for the output, (B, H, Lq, d_v), as its answer lies, for each of its calls."""
-        if self._by_head:
-            return [self._turned(cotangent[at], self.call.output) for at in np.ndindex(*cotangent.shape[:2])]
+        if self.by_head:
+            return [self._transposed(cotangent[at], self.call.output) for at in np.ndindex(*cotangent.shape[:2])]
         return [self._gates(cotangent, cotangent.shape[3])]
 
     def gradients(self, found: list[Any], shape: tuple[int, ...], role: str) -> Any:
         """Those of the input of this role and shape, (B, H, L, d), out of those of each call."""
-        if self.keys_turned and role == "key":
+        if self.keys_transposed and role == "key":
             found = [each.swapaxes(-1, -2) for each in found]
-        if self._by_head:
-            return np.stack([self._turned(each, self.call.axes) for each in found]).reshape(shape)
+        if self.by_head:
+            return np.stack([self._transposed(each, self.call.axes) for each in found]).reshape(shape)
         sizes, axes = dict(zip(OP, shape, strict=True)), _separate(self.call.axes)
         return self._permuted(found[0].reshape([sizes[axis] for axis in axes]), axes, OP)
 
     @staticmethod
-    def _turned(x: Any, axes: str) -> Any:
+    def _transposed(x: Any, axes: str) -> Any:
         """One head (L, d) with tokens as columns where these are the axes, and back."""
         return x.swapaxes(0, 1) if axes == "DL" else x
 
@@ -196,8 +197,8 @@ class LaidOut:
         outputs = []
         for at in np.ndindex(*query.shape[:2]):
             own = {**options, **{name: each[at] for name, each in (masks | gates).items()}}
-            output = first_part(self._answer([self._turned(x[at], self.call.axes) for x in given], own, query))
-            outputs.append(self._turned(output, self.call.output))
+            output = first_part(self._answer([self._transposed(x[at], self.call.axes) for x in given], own, query))
+            outputs.append(self._transposed(output, self.call.output))
         shape = (*query.shape[:3], value.shape[3])
         if outputs:
             return stacked(outputs).reshape(shape)
@@ -240,7 +241,7 @@ def _separate(axes: str) -> str:
 
 def states_columns(written: object) -> bool:
     """Whether its documentation states that the tokens of a query lie along its last axis, behind its components."""
-    shapes = (re.split(r"[,\s]+", axes.strip().lower()) for axes in OF_QUERY.findall(inspect.getdoc(written) or ""))
+    shapes = (re.split(r"[,\s]+", axes.strip().lower()) for axes in AXES.findall(inspect.getdoc(written) or ""))
     return any(len(axes) > 1 and axes[-1] in OF_TOKENS and axes[-2] in OF_COMPONENTS for axes in shapes)
 
 
