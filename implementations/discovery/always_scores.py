@@ -54,8 +54,6 @@ ALIBI_INSIDE = (
     "its scores always fall with the distance of a key, by slopes of {}, which are not those of ALiBi: "
     f"let it take them as `alibi_slopes`, {ADAPTER}"
 )
-
-
 MISTAKEN = "by its documentation its slopes are those of ALiBi, and as such they are judged; they are seen to be {}"
 POWERS = (2, EVEN_HEADS)
 """Numbers of heads for which there is one rule of slopes."""
@@ -203,10 +201,12 @@ def _with_cosines(check: ClaimCheck, premises: Premises, scores: Scores, width: 
     """The same with cosines times a number, the same in heads of other widths, where these explain the weights."""
     cosine = BareNorm(NormKind.L2)
     factor = scores.normalised(cosine, check.dtype).factor()
+    if premises.scale is not None or Feature.SCALE in check.claims or factor <= 0.0:
+        return check, premises
     scaled = replace(premises, scale=factor)
     seen = [safe_call(partial(_seen_at, check, scaled, each, PEAKED.score_std)).value for each in WIDTHS]
     shown = [each.normalised(cosine, check.dtype).fits(premises.softcap) for each in seen if each is not None]
-    if premises.scale is not None or Feature.SCALE in check.claims or factor <= 0.0 or len(shown) < 2 or not all(shown):
+    if len(shown) < 2 or not all(shown):
         return check, premises
     check, found = _with_norms(check, scaled, replace(scores, premises=scaled), width)
     return (check, found) if found.qk_norm else (check, premises)
