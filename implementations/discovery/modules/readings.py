@@ -272,11 +272,11 @@ def _matched(
         outputs.append(output.double() - inputs[0])  # without the input that it may add
     parameters = {path: parameter.detach().double() for path, parameter in module.named_parameters()}
     given = [x.double() for x in inputs]
-    shown = [
-        projected((given[0], given[1], given[2]), _weights(each, parameters, width, heads), heads, each.kv_heads)
-        for each in possible
-    ]
+    shown = list[Projected]()  # made as they are needed: the first reading is mostly the right one
     for several, first, end in _attempts(len(possible)):
+        for each in possible[len(shown) : end]:
+            held_in = _weights(each, parameters, width, heads)
+            shown.append(projected((given[0], given[1], given[2]), held_in, heads, each.kv_heads))
         if found := _first_near(shown[first:end], several, outputs):
             return with_whole_biases(replace(possible[first + found[0]], variant=several[found[1]], held=held))
     return None
