@@ -52,9 +52,16 @@ def empty_rows_as_seen(check: ClaimCheck, masked: Case, kinds: tuple[str, ...] =
     if answer is EmptyRow.NAN and _gives_one_key(check, empty, 1):
         return with_keys_in_each_row(check, NAN_OR_NUMBER)
     where = ("padding",) if kinds is ROWS and masked.padding is not Padding.NONE else kinds
-    conventions = check.claims.conventions.claiming({f"empty-row-{each}": str(answer) for each in where})
+    return _answering(check, answer, *(f"empty-row-{each}" for each in where)).stating(
+        f"a row without keys gets {answer}"
+    )
+
+
+def _answering(check: ClaimCheck, answer: EmptyRow, *keys: str) -> ClaimCheck:
+    """The check with the claim of this answer for these conventions."""
+    conventions = check.claims.conventions.claiming(dict.fromkeys(keys, str(answer)))
     claims: Claims = replace(check.claims, conventions=conventions)
-    return replace(check, claims=claims).stating(f"a row without keys gets {answer}")
+    return replace(check, claims=claims)
 
 
 EMPTIED = {
@@ -87,8 +94,7 @@ def empty_rows_of_each_kind(check: ClaimCheck) -> ClaimCheck:
             check = with_keys_in_each_row(check, NAN_OR_NUMBER)
         elif answer is not None:
             answers[key] = answer
-            conventions = check.claims.conventions.claiming({key: str(answer)})
-            check = replace(check, claims=replace(check.claims, conventions=conventions))
+            check = _answering(check, answer, key)
     if len(set(answers.values())) == 1:
         return check.stating(f"a row without keys gets {next(iter(answers.values()))}")
     listed = ", ".join(f"{key}={answer}" for key, answer in answers.items())
@@ -116,9 +122,8 @@ def empty_rows_of_both(check: ClaimCheck) -> ClaimCheck:
             continue
         if (answer := _empty_row(check, fitted, 0)) is None:
             return with_keys_in_each_row(check, "a row that a mask and causality empty together gets no known answer")
-        conventions = check.claims.conventions.claiming({"empty-row-causal": str(answer)})
         note = f"a row that a mask and causality empty together gets {answer}"
-        return replace(check, claims=replace(check.claims, conventions=conventions)).stating(note)
+        return _answering(check, answer, "empty-row-causal").stating(note)
     return check
 
 
@@ -147,9 +152,7 @@ def empty_rows_of_window(check: ClaimCheck) -> ClaimCheck:
     answer = _empty_row(check, fitted, number)
     if answer is None:
         return check
-    conventions = check.claims.conventions.claiming({"empty-row-causal": str(answer)})
-    check = replace(check, claims=replace(check.claims, conventions=conventions))
-    return check.stating(f"a query without keys in its window gets {answer}")
+    return _answering(check, answer, "empty-row-causal").stating(f"a query without keys in its window gets {answer}")
 
 
 def empty_lengths_as_seen(check: ClaimCheck) -> ClaimCheck:
@@ -174,9 +177,7 @@ def nan_of_length_0_as_seen(check: ClaimCheck) -> ClaimCheck:
     fitted = fit(EMPTY_LENGTHS, check.claims)
     if isinstance(fitted, Unsupported) or _empty_row(check, fitted, 0) is not EmptyRow.NAN:
         return check
-    conventions = check.claims.conventions.claiming({"empty-row-padding": str(EmptyRow.NAN)})
-    check = replace(check, claims=replace(check.claims, conventions=conventions))
-    return check.stating(f"a sample of length 0 gets {EmptyRow.NAN}")
+    return _answering(check, EmptyRow.NAN, "empty-row-padding").stating(f"a sample of length 0 gets {EmptyRow.NAN}")
 
 
 def without_refused_lengths(check: ClaimCheck) -> ClaimCheck:
