@@ -200,7 +200,8 @@ def _with_norms(check: ClaimCheck, premises: Premises, scores: Scores, width: in
 def _with_cosines(check: ClaimCheck, premises: Premises, scores: Scores, width: int) -> tuple[ClaimCheck, Premises]:
     """The same with cosines times a number, the same in heads of other widths, where these explain the weights."""
     cosine = BareNorm(NormKind.L2)
-    factor = scores.normalised(cosine, check.dtype).factor()
+    wide = safe_call(partial(_seen_at, replace(check, dtype="float64"), premises, width, PEAKED.score_std)).value
+    factor = (wide or scores).normalised(cosine, check.dtype).factor()
     if premises.scale is not None or Feature.SCALE in check.claims or factor <= 0.0:
         return check, premises
     scaled = replace(premises, scale=factor)

@@ -20,6 +20,8 @@ FAINTEST = {"float16": math.log(2.0**-12)}
 FAINTEST_OF_OTHERS = math.log(1e-12)
 OFF = {"bfloat16": 2.0**-5, "float16": 2.0**-7}
 """How far logarithms of weights may be off in half types: some roundings of the scores and of the weights."""
+SAME = 32.0 * float(np.finfo(np.float32).eps)
+"""How far a factor that weights of float32 show may be from the number that is meant."""
 CAPS, POINTS = (1.0, 200.0), 40
 """Bounds of scores that are looked for, and how many are tried between two."""
 
@@ -98,7 +100,7 @@ class Scores:
         return best if best is not None and self.fits(best) else None
 
     def factor(self) -> float:
-        """The factor of products of query and key that explains the logarithms best, to three digits."""
+        """The factor of products of query and key that explains the logarithms best, to three digits if it can be."""
         seen = _seen(self.premises, self.logs.shape[-1])
         shares = seen / seen.sum(-1, keepdims=True)
         products, logs = (
@@ -106,7 +108,9 @@ class Scores:
             for each in (self.query @ self.key.swapaxes(-1, -2), self.logs)
         )
         square = float(np.square(products).sum())
-        return float(f"{float((products * logs).sum()) / square:.3g}") if square else 0.0
+        best = float((products * logs).sum()) / square if square else 0.0
+        rounded = float(f"{best:.3g}")
+        return rounded if self.allowed > HALF or abs(best - rounded) < SAME * abs(rounded) else best
 
     def off(self, cap: float | None) -> float:
         """How far the logarithms are from the observed ones."""

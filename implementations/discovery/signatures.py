@@ -308,13 +308,13 @@ class Options:
         heads, width = query.shape[1], query.shape[-1]
         needed = [name for name in self.always if given.get(name) is None and name in KNOWN_NAMES]
         arrays = {name: OPTIONS[KNOWN_NAMES[name]].unfelt(heads) for name in needed}
-        found = {name: _like(query, array) for name, array in arrays.items() if array is not None}
+        found = {name: unfelt_like(query, array) for name, array in arrays.items() if array is not None}
         if (scale := self.spelled.get("scale", "")) in needed and width > 0:
             found[scale] = width**-0.5
         return {**given, **found}
 
 
-def _like(query: Any, array: Any) -> Any:
+def unfelt_like(query: Any, array: Any) -> Any:
     """An array of the kind and the type of numbers of the query; a finite number in the place of minus infinity.
 
     Next to no key at all such a logit has all of the weight, where minus infinity makes NaN of it.

@@ -61,7 +61,6 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     without_refused_flag,
     without_refused_masks,
 )
-from attention_conformance.implementations.discovery.functions.given_sizes import with_what_is_needed
 from attention_conformance.implementations.discovery.functions.logs_of_nothing import log_of_nothing_as_seen
 from attention_conformance.implementations.discovery.functions.number_windows import (
     window_corner_as_seen,
@@ -79,6 +78,7 @@ from attention_conformance.implementations.discovery.functions.one_key_head impo
 from attention_conformance.implementations.discovery.functions.one_length import without_other_lengths
 from attention_conformance.implementations.discovery.functions.one_sample import OneSample, of_one_sample
 from attention_conformance.implementations.discovery.functions.served import Served
+from attention_conformance.implementations.discovery.functions.several_needed import with_what_is_needed
 from attention_conformance.implementations.discovery.functions.size_limits import fit_few_heads, with_size_limits
 from attention_conformance.implementations.discovery.functions.suited import suited_in_size
 from attention_conformance.implementations.discovery.functions.table_forms import (

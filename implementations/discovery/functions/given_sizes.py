@@ -8,40 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any
 
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.functions.block_sizes import InBlocks, with_block_sizes
-from attention_conformance.implementations.discovery.functions.dividing_scale import (
-    DividingScale,
-    Divisor,
-    with_dividing_scale,
-    with_divisor,
-)
-from attention_conformance.implementations.discovery.functions.given_output import GivenOutput, with_given_output
-from attention_conformance.implementations.discovery.functions.named_options import NamedOptions, with_named_options
-from attention_conformance.implementations.discovery.functions.needed_cap import with_needed_cap
-from attention_conformance.implementations.discovery.functions.needed_options import (
-    NeededOption,
-    with_needed_bias,
-    with_needed_slopes,
-)
-from attention_conformance.implementations.discovery.functions.needed_tables import (
-    NeededTables,
-    of_each_kind,
-    with_needed_tables,
-)
-from attention_conformance.implementations.discovery.functions.needed_window import (
-    PairByDefault,
-    WindowSides,
-    with_needed_window,
-    with_pair_by_default,
-    with_window_sides,
-)
-from attention_conformance.implementations.discovery.functions.neutral_numbers import (
-    NeutralNumber,
-    with_neutral_number,
-)
+from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.functions.one_sample import stacked
 from attention_conformance.implementations.discovery.modules.constructor_names import GROUPS, Size, size_of
 from attention_conformance.implementations.discovery.probe import first_part, shape_of
@@ -211,36 +181,3 @@ def _given(function: Callable[..., Any], shapes: Shapes, sizes: Mapping[str, Cou
         if shape_of(first_part(answer)) == of_query:
             return made
     return None
-
-
-Needed: TypeAlias = (
-    GivenOutput
-    | NeededOption
-    | NamedOptions
-    | NeutralNumber
-    | PairByDefault
-    | WindowSides
-    | NeededTables
-    | GivenSizes
-    | DividingScale
-    | Divisor
-    | InBlocks
-)
-
-
-def with_what_is_needed(function: Callable[..., Any]) -> Needed | None:
-    """The function, given what it needs, slopes, bias, cap, window, tables, gradients or sizes, smaller blocks, or the
-    inverse of a scale.
-
-    None where it needs nothing of this.
-    """
-    needed: Needed | None = (
-        with_given_output(function)
-        or with_needed_slopes(function)
-        or with_needed_bias(function)
-        or with_divisor(function)
-    )
-    needed = needed or with_needed_cap(function) or with_named_options(function)
-    needed = needed or with_needed_window(function) or with_window_sides(function) or with_pair_by_default(function)
-    needed = needed or with_needed_tables(function) or with_neutral_number(function)
-    return needed or with_given_sizes(function) or with_dividing_scale(function) or with_block_sizes(function)

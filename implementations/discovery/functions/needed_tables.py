@@ -115,10 +115,3 @@ def of_each_kind(shape: tuple[int, ...]) -> list[Any]:
     array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     jax = [sys.modules["jax"].numpy.asarray(array)] if "jax" in sys.modules else []
     return [torch.from_numpy(array), array, *jax]
-
-
-def has_tables(function: object) -> bool:
-    """Whether it is given tables that are those of queries and of keys, so that there are as many of both."""
-    while function is not None and not isinstance(function, NeededTables):
-        function = getattr(function, "function", None)
-    return function is not None and bool(function.tables)

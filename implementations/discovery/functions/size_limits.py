@@ -14,7 +14,7 @@ from typing import Any
 from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
 from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED, ClaimCheck
-from attention_conformance.implementations.discovery.functions.needed_tables import has_tables
+from attention_conformance.implementations.discovery.functions.several_needed import has_tables
 from attention_conformance.implementations.discovery.tensor_cores import is_accelerated
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case, Layout
@@ -121,8 +121,9 @@ def with_size_limits(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
 def _widths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     given = _limits(check)
     free = _with(check, replace(given, widths=())) if given.widths else check
-    narrow = bool(given.widths) or has_tables(check.function)
-    tried, limited = _tried(free, [PLAIN.sized(d_k=width, d_v=width) for width in ODD_WIDTHS], narrow)
+    rotated = has_tables(check.function)
+    widths = (1, *ODD_WIDTHS) if rotated else ODD_WIDTHS
+    tried, limited = _tried(free, [PLAIN.sized(d_k=n, d_v=n) for n in widths], rotated or bool(given.widths))
     if not any(limited):
         return free, ""
     dtypes = [each for each in PROBED if not free.run(PLAIN, each).error] if is_accelerated(check) else [check.dtype]
