@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from attention_conformance.implementations.adapters.jax_programs import Compiled
 from attention_conformance.implementations.api.contract import Claims, Implementation, any_case
 from attention_conformance.implementations.discovery.always import corner_as_seen, with_premises, without_broken_lengths
 from attention_conformance.implementations.discovery.claim_checks import (
     EVERYWHERE,
     MASKED,
-    PLAIN,
-    ClaimCheck,
     check_answer,
     check_not_alone,
     core_claims,
@@ -29,32 +26,23 @@ from attention_conformance.implementations.discovery.documented import (
     PUBLISHED_FLAG,
     as_written,
     chooses_corner,
-    states_integers,
     states_masks_of_samples,
 )
-from attention_conformance.implementations.discovery.extras import (
-    EXTRA_FEATURES,
-    Chosen,
-    Extra,
-    ignored_parts,
-    returns_scores,
-)
-from attention_conformance.implementations.discovery.functions.block_sizes import in_small_blocks
+from attention_conformance.implementations.discovery.extras import ignored_parts, returns_scores
 from attention_conformance.implementations.discovery.functions.bucket_tables import with_bucket_table
 from attention_conformance.implementations.discovery.functions.dropout_forms import with_dropout_form
 from attention_conformance.implementations.discovery.functions.function_calls import (
     JAX,
     NUMPY,
-    ArrayKind,
     RenamedCall,
     extents,
     options_of,
     scale_given,
 )
+from attention_conformance.implementations.discovery.functions.function_implementation import implementation_of
 from attention_conformance.implementations.discovery.functions.function_masks import (
     with_all_axes,
     with_mask_form,
-    with_masks_of_samples,
     with_one_head_in_groups,
     with_padding_as_seen,
     without_ignored,
@@ -79,6 +67,7 @@ from attention_conformance.implementations.discovery.functions.one_length import
 from attention_conformance.implementations.discovery.functions.one_sample import OneSample, of_one_sample
 from attention_conformance.implementations.discovery.functions.served import Served
 from attention_conformance.implementations.discovery.functions.several_needed import with_what_is_needed
+from attention_conformance.implementations.discovery.functions.shaped_tables import limited
 from attention_conformance.implementations.discovery.functions.size_limits import fit_few_heads, with_size_limits
 from attention_conformance.implementations.discovery.functions.suited import suited_in_size
 from attention_conformance.implementations.discovery.functions.table_forms import (
@@ -86,7 +75,6 @@ from attention_conformance.implementations.discovery.functions.table_forms impor
     with_slopes_of_samples,
     with_table_form,
 )
-from attention_conformance.implementations.discovery.functions.three_axes import with_three_axes
 from attention_conformance.implementations.discovery.functions.unknown_options import unknown_options
 from attention_conformance.implementations.discovery.grouped_masks import without_masks_of_heads
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
@@ -102,8 +90,8 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
     nan_of_length_0_as_seen,
     without_refused_lengths,
 )
-from attention_conformance.implementations.discovery.shipped.shipped import ShippedCall, as_shipped, with_cache
-from attention_conformance.implementations.discovery.shipped.shipped_others import ONE_NUMBER, interfaces, why_missing
+from attention_conformance.implementations.discovery.shipped.shipped import as_shipped, with_cache
+from attention_conformance.implementations.discovery.shipped.shipped_others import interfaces
 from attention_conformance.implementations.discovery.signatures import signature_of, stated_dtype, window_names
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
@@ -114,11 +102,9 @@ from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 
 if TYPE_CHECKING:
-    from attention_conformance.implementations.adapters.modes import Modes
     from attention_conformance.implementations.discovery.functions.laid_out import LaidOut
 
 torch = optional("torch")
-EVEN_WINDOW = PLAIN.extended(window_left=2, window_right=2)
 ALWAYS = EVERYWHERE | {Feature.CROSS, Feature.KEY_VALUE, Feature.VALUE_WIDTH}
 """What every function of query, key and value is assumed to offer, unless a call shows that it does not."""
 
@@ -150,7 +136,7 @@ def function_candidate(
         return serving
     needed = with_dropout_form(function) or with_bucket_table(function) or with_what_is_needed(function)
     if needed is not None:
-        made = function_candidate(name, needed, settings, device, premises)
+        made = limited(needed, function_candidate(name, needed, settings, device, premises))
         return replace(made, about=f"{made.about}; {needed.about}", stated=(*made.stated, needed.about))
     function = with_plain_output(function, device)
     usual = partial(_usual_candidate, name, settings=settings, device=device, premises=premises)
@@ -344,7 +330,7 @@ def _usual_candidate(
         *check.stated,
     )
     notes = (*(shipped.notes if shipped else ()), *notes)
-    made = with_notes(_implementation(name, check, kind, claims, extras), [f"a function of {kind.arrays}", *notes])
+    made = with_notes(implementation_of(name, check, kind, claims, extras), [f"a function of {kind.arrays}", *notes])
     if shipped:
         return with_cache(made, shipped)
     judged = replace(check, claims=claims)
@@ -352,49 +338,3 @@ def _usual_candidate(
     findings = broken | windows | mask_findings(getattr(function, "function", function), own, judged)
     findings = unknown_options(check, function, {*names, *findings}) | findings
     return replace(made, findings=findings, as_seen=masks_as_seen(own, judged))
-
-
-def _implementation(
-    name: str, check: ClaimCheck, kind: ArrayKind, claims: Claims, extras: tuple[Extra, ...]
-) -> Implementation:
-    assert isinstance(check.function, RenamedCall)
-    positions, names = tuple(e.position for e in extras), tuple(e.name for e in extras)
-    written = as_written(whole := check.function.function)
-    how: dict[str, Any] = {"extras": names, "polarity": claims.conventions.bool_mask}
-    make = partial(kind.maker, **how)
-    chosen = Chosen(check.function, positions)
-    alternatives = {alternative: make(chosen, **keywords) for alternative, keywords in kind.alternatives.items()}
-    alternatives["with its defaults spelled out"] = make(Chosen(check.function.with_defaults(), positions))
-    own = check.function.options.spelled.get("bool_mask") or check.function.options.spelled.get("key_padding_mask", "")
-    if own and not check.function.true_as and states_integers(written, own):
-        alternatives["with its masks as integers"] = make(Chosen(replace(check.function, integers=True), positions))
-    if own and states_masks_of_samples(written, own):
-        alternatives |= {way: make(Chosen(other, positions)) for way, other in with_masks_of_samples(check).items()}
-    in_blocks = {} if as_shipped(whole, interfaces()) else in_small_blocks(check, whole)
-    alternatives |= {way: make(Chosen(other, positions)) for way, other in in_blocks.items()}
-    if not as_shipped(whole, interfaces()):
-        alternatives |= {way: make(Chosen(o, positions)) for way, o in with_three_axes(check, written).items()}
-    shipped, wrapped = (whole.function, Compiled) if isinstance(whole, Compiled) else (whole, lambda each: each)
-    if isinstance(shipped, ShippedCall) and shipped.flag and extras:
-        alone = replace(check.function, function=wrapped(shipped.without_log_sum_exp()))
-        alternatives["without its log-sum-exp"] = make(Chosen(alone), extras=())
-    if isinstance(shipped, ShippedCall | Served):
-        others = {way: replace(check.function, function=wrapped(o)) for way, o in shipped.other_ways().items()}
-        missing = {way: why for way, o in others.items() if (why := why_missing(way, replace(check, function=o)))}
-        check = check.stating(*(unclaimed(way, why) for way, why in missing.items()))
-        others = {way: other for way, other in others.items() if way not in missing}
-        if ONE_NUMBER in others and replace(check, function=others[ONE_NUMBER]).run(EVEN_WINDOW).error:
-            del others[ONE_NUMBER]
-        alternatives |= {way: make(Chosen(other, positions)) for way, other in others.items()}
-    claims = replace(claims, features=claims.features.union(EXTRA_FEATURES[extra] for extra in names))
-    made = Implementation(name, claims, make(chosen), alternatives=alternatives, stated=check.stated)
-    return _with_modes(made, check, partial(kind.modes, chosen, **how)) if kind.modes else made
-
-
-def _with_modes(made: Implementation, check: ClaimCheck, modes: Callable[..., Modes]) -> Implementation:
-    from attention_conformance.implementations.discovery.kept_modes import function_modes  # imports torch
-
-    shipped = isinstance(getattr(check.function, "function", None), ShippedCall)  # whose log-sum-exp is for inference
-    judged = replace(made.claims, features=made.claims.features - ({Feature.LOG_SUM_EXP} if shipped else set()))
-    runs = function_modes(modes, replace(check, claims=judged))
-    return replace(made, claims=replace(made.claims, features=made.claims.features | set(runs)), modes=runs)

@@ -12,12 +12,13 @@ from typing import Any
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.fillers import TABLES, Axes, Filler, fillers, is_mask
 from attention_conformance.implementations.discovery.functions.needed_tables import NeededTables, of_each_kind
+from attention_conformance.implementations.discovery.functions.shaped_tables import ShapedTables, with_shaped_tables
 from attention_conformance.implementations.discovery.functions.single_needs import SingleNeed, with_single_need
 from attention_conformance.implementations.discovery.probe import first_part, shape_of
 from attention_conformance.implementations.discovery.signatures import dispensable, positional, required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, KNOWN_NAMES
 
-MOST = 24
+MOST = 64
 """Combinations that are tried with one layout."""
 LAYOUTS = (
     ((2, 3, 5, 4), Axes(1, -2)),
@@ -63,9 +64,12 @@ class SeveralNeeded:
         return self.function(query, key, value, **options)
 
 
-def with_what_is_needed(function: Callable[..., Any]) -> SingleNeed | SeveralNeeded | None:
-    """The function, given what changes nothing for what it needs; None where it needs nothing, or that is unknown."""
-    return with_single_need(function) or _with_several(function)
+def with_what_is_needed(function: Callable[..., Any]) -> SingleNeed | SeveralNeeded | ShapedTables | None:
+    """The function, given what changes nothing for what it needs, or tables in its own shape.
+
+    None where it needs nothing, or that is unknown.
+    """
+    return with_single_need(function) or _with_several(function) or with_shaped_tables(function)
 
 
 def _with_several(function: Callable[..., Any]) -> SingleNeed | SeveralNeeded | None:
