@@ -67,8 +67,9 @@ bounds: $(READY)
 	$(RUN) -m attention_conformance.tests.selftest.reference.bound_margins
 	$(RUN) -m attention_conformance.tests.selftest.reference.half_margins
 
+# ADDED=--added judges only defects that the stored score lacks, and adds their rows: minutes instead of an hour
 mutation: $(READY)
-	$(RUN) -m attention_conformance.tests.measurements.mutation
+	$(RUN) -m attention_conformance.tests.measurements.mutation $(ADDED)
 
 # Under which conditions a sample of the defects would survive, and the page of it; EVERY=1 takes all of them, for hours
 reach: $(READY)

@@ -5,6 +5,7 @@ defect survives or a clause is idle.
 """
 
 import argparse
+import json
 import math
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 from attention_conformance.implementations.defects import SCORE, Defect, catalogue
 from attention_conformance.tests.harness.judge.clause_tests import clause_tests
 from attention_conformance.tests.measurements import half_alone, mutation_score
+from attention_conformance.tests.measurements.mutation_added import missing, with_added
 from attention_conformance.tests.measurements.pages import store
 
 PAIRS = 40
@@ -30,21 +32,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", default="", help="defects whose id contains this; the score is printed, not written")
+    parser.add_argument(
+        "--added", action="store_true", help="defects without a stored row alone, which are added to it"
+    )
     options = parser.parse_args()
-    defects = [defect for defect in catalogue() if options.only in defect.id]
+    stored = json.loads(SCORE.read_text(encoding="utf-8"))
+    judged = missing(stored, catalogue()) if options.added else catalogue()
+    defects = [defect for defect in judged if options.only in defect.id]
+    partial = bool(options.only or options.added)
     start = time.perf_counter()
     quick = _quick(defects, options.processes)
-    problems = list(mutation_score.complaints(defects, quick))
+    problems = list(mutation_score.complaints(defects, quick, whole=not partial))
     full = mutation_score.rejudged(defects, quick, options.processes)
-    pairs = [] if options.only else mutation_score.pairs(PAIRS)
+    pairs = [] if partial else mutation_score.pairs(PAIRS)
     of_pairs = zip(pairs, mutation_score.outcomes(pairs, "quick", options.processes), strict=True)
-    alone = {dtype: half_alone.changes(defects, dtype, options.processes) for dtype in HALVES}
+    halves = () if options.added else HALVES
+    alone = {dtype: half_alone.changes(defects, dtype, options.processes) for dtype in halves}
     totals = _totals(quick, full, list(of_pairs), time.perf_counter() - start)
     score = totals | {f"killed in {dtype} alone": half_alone.score(changes) for dtype, changes in alone.items()}
     print("\n".join([*(f"{name}: {value}" for name, value in score.items()), *problems]))
     if options.only:
         return 0
-    store(SCORE, {**score, **_tables(defects, quick)})
+    whole = {**score, **_tables(defects, quick)}
+    store(SCORE, with_added(stored, whole, quick, TWICE, FEW) if options.added else whole)
     return 1 if problems else 0
 
 
