@@ -61,6 +61,7 @@ class TorchModule:
         context: entered around each forward call.
         twice: gradients are differentiated again, see `second_products`.
         of_length: a module is built for one number of tokens.
+        of_options: a module is built with a causal flag, or with a scale.
         modules: those that are kept from call to call; another run may have them, too.
     """
 
@@ -72,6 +73,7 @@ class TorchModule:
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     twice: bool = False
     of_length: bool = False
+    of_options: bool = False
     modules: dict[tuple[object, ...], nn.Module] = field(default_factory=dict)
     timed: dict[tuple[object, ...], nn.Module] = field(default_factory=dict, init=False)
 
@@ -105,7 +107,8 @@ class TorchModule:
         return native_call(forward, problem, given, leaves, context, self.extras, named)
 
     def _key(self, problem: Problem, device: str) -> tuple[object, ...]:
-        return (*_key(problem, device), problem.query.shape[-2] if self.of_length else 0)
+        options = (problem.causal, problem.scale) if self.of_options else ()
+        return (*_key(problem, device), problem.query.shape[-2] if self.of_length else 0, *options)
 
     def _loaded(self, problem: Problem, device: str, given: Tensors) -> nn.Module:
         """The module of the last native call where it holds these very parameters, as a user's does; or a new one."""

@@ -43,7 +43,7 @@ def module_run(
     build, named = partial(built_for, make, evaluating), extras or {}
     chosen = Chosen(call, tuple(named))
     run = torch_module(build, chosen, make.find_places, extras=tuple(named.values()), context=context)
-    return replace(run, of_length=make.window is Size.WINDOW)
+    return replace(run, of_length=make.window is Size.WINDOW, of_options=make.of_problem is not None)
 
 
 def built_for(make: Constructor, evaluating: bool, problem: Problem) -> nn.Module:

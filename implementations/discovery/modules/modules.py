@@ -31,6 +31,7 @@ from attention_conformance.implementations.discovery.extras import (
 )
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
+from attention_conformance.implementations.discovery.modules.constructed_options import with_constructed_options
 from attention_conformance.implementations.discovery.modules.constructors import without_other_widths
 from attention_conformance.implementations.discovery.modules.context_masks import BOTH_MASKS
 from attention_conformance.implementations.discovery.modules.emptied_twice import without_rows_emptied_twice
@@ -95,6 +96,7 @@ def module_candidate(
     plan = plan_module(kind, conventions, device, observed="bool-mask" not in settings)
     plan, always = plan.under(premises)
     plan, windows = with_window_option(plan)
+    plan, constructed = with_constructed_options(plan)
     published = has_published_interface(kind)
     check, option_notes = _option_claims(plan, published)
     check, twice = without_rows_emptied_twice(with_value_width(check, plan.make))
@@ -130,7 +132,11 @@ def module_candidate(
     notes = (*notes, unclaimed("input-widths", refused)) if refused else notes
     findings = {"kdim": f"not judged: {broken}"} if published and broken else {}
     findings = (
-        findings | unequal | windows | mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
+        findings
+        | unequal
+        | windows
+        | constructed
+        | mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
     )
     findings = findings | unused_caches(kind, alternatives, modes) | inputs_left_out(plan.make, plan.call)
     findings = findings | not_judged(modes, plan.make, plan.call, judged) | unknown_masks(plan.call, judged)

@@ -1,0 +1,220 @@
+"""Options of a problem that a constructor takes and has off by default: a causal flag, a scale, a cap, ALiBi."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import Parameter
+
+import numpy as np
+
+from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.discovery.always import Booleans, changes, rows
+from attention_conformance.implementations.discovery.always_scores import with_scores
+from attention_conformance.implementations.discovery.causal_names import is_causal_flag
+from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
+from attention_conformance.implementations.discovery.modules.built_otherwise import options_left_out, with_options
+from attention_conformance.implementations.discovery.modules.constructors import Constructor
+from attention_conformance.implementations.discovery.modules.module_runs import module_run
+from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.modules.plans import ModulePlan
+from attention_conformance.implementations.discovery.modules.template import output_of_problem
+from attention_conformance.implementations.discovery.probe import near
+from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
+from attention_conformance.spec.case_options import used_options
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Feature
+from attention_conformance.spec.inputs import build
+from attention_conformance.spec.premises import Premises
+from attention_conformance.spec.problem import Problem
+
+TOKENS = 9
+SQUARE = PLAIN.sized(query_length=TOKENS, key_length=TOKENS)
+FACTOR, CAP = 0.7, 1.5
+"""A scale and a bound of scores with which it is looked at."""
+CAPS, SOFT_CAPS = {"cap", "capping", "softcap", "softcapping"}, {"softcap", "softcapping"}
+"""Words of which the name of a bound of scores has one."""
+PROMISED_SCALES = ("qk_scale", "softmax_scale", "sm_scale")
+SCALES = (*PROMISED_SCALES, "attn_scale", "attention_scale", "scale", "scaling")
+"""Names of a factor of scores; the first promise one."""
+IDLE = "not judged: it changes nothing in the answer"
+NO_TRIANGLE = "not judged: the keys that it hides are no triangle"
+NO_FACTOR = "not judged: it is no factor of scores alone"
+
+
+@dataclass(frozen=True)
+class ConstructedOption:
+    """An option of a problem that a class is built with.
+
+    Attributes:
+        feature: what it claims.
+        option: the suite's name of it.
+        name: its own name.
+        of_problem: what that is for a problem; None where it has none.
+    """
+
+    feature: Feature
+    option: str
+    name: str
+    of_problem: Callable[[Problem], object]
+
+
+@dataclass(frozen=True)
+class BuiltFor:
+    """What a class is built with for a problem: an option, next to others."""
+
+    option: ConstructedOption
+    others: Callable[[Problem], Mapping[str, object]] | None = None
+
+    def __call__(self, problem: Problem) -> dict[str, object]:
+        """The options by the class's own names."""
+        value = self.option.of_problem(problem)
+        others = self.others(problem) if self.others is not None else {}
+        return {**others, **({} if value is None else {self.option.name: value})}
+
+
+def with_constructed_options(plan: ModulePlan) -> tuple[ModulePlan, dict[str, str]]:
+    """The plan with options that its constructor takes, as calls show what they do; why others are not judged."""
+    why: dict[str, str] = {}
+    premises = plan.check.claims.premises
+    for option in _offered(plan.make) if not premises.length and not plan.make.window else ():
+        if option.feature not in plan.check.claims and not premises.implies(option.feature):
+            seen = SEEN[option.feature](plan, option)
+            if isinstance(seen, str):
+                why |= {option.name: seen} if seen else {}
+            else:
+                plan = _claimed(plan, option, seen)
+    return plan, why
+
+
+def given_option(plan: ModulePlan, name: str, value: object) -> ClaimCheck:
+    """The check of the class as it is built with this option."""
+    make = with_options(plan.make, {name: value})
+    return replace(plan.check, adapt=partial(module_run, make, evaluating=plan.evaluating))
+
+
+def _offered(make: Constructor) -> Iterator[ConstructedOption]:
+    """Options that are off by default, by their names."""
+    for each in options_left_out(make):
+        words, flag = words_of(each.name), each.default is False
+        off = each.default is None or (not flag and each.default == 0)
+        if is_causal_flag(each) and flag:
+            yield ConstructedOption(Feature.CAUSAL, "is_causal", each.name, lambda problem: problem.causal or None)
+        elif off and each.name in SCALES:
+            yield ConstructedOption(Feature.SCALE, "scale", each.name, lambda problem: problem.scale)
+        elif off and _is_a_cap(each):
+            yield ConstructedOption(Feature.SOFTCAP, "softcap", each.name, lambda p: p.extension.softcap)
+        elif flag and "alibi" in words:
+            yield ConstructedOption(Feature.ALIBI, "alibi_slopes", each.name, lambda p: p.extension.alibi or None)
+        elif flag and words & {"rope", "rotary"}:
+            yield ConstructedOption(
+                Feature.ROTARY, "rotary_base", each.name, lambda p: p.extension.rotary_base is not None or None
+            )
+
+
+def _is_a_cap(option: Parameter) -> bool:
+    words = words_of(option.name)
+    return KNOWN_NAMES.get(option.name) == "softcap" or bool(words & CAPS and words & {"soft", *SOFT_CAPS})
+
+
+def _causal(plan: ModulePlan, option: ConstructedOption) -> Claims | str:
+    """A triangle, or one that begins a key too early or too late, which is a mistake."""
+    usual, seen = _keys(plan.check), _keys(given_option(plan, option.name, True))
+    if usual is None or seen is None or not usual.all():
+        return NO_TRIANGLE
+    if seen.all():
+        return IDLE
+    triangles = (np.tri(TOKENS, k=later, dtype=bool) for later in (-1, 0, 1))
+    return _fitted(plan, _square) if any(np.array_equal(seen, each) for each in triangles) else NO_TRIANGLE
+
+
+def _keys(check: ClaimCheck) -> Booleans | None:
+    """(L, L), True = the query sees the key; None where it does not answer."""
+    seen = dict(changes(check, SQUARE, at=tuple(range(TOKENS))))
+    return np.stack([seen[key] for key in range(TOKENS)], -1) if len(seen) == TOKENS else None
+
+
+def _scale(plan: ModulePlan, option: ConstructedOption) -> Claims | str:
+    """A factor, as a call shows; where its name promises one, what is seen needs not be one."""
+    given, fitted = given_option(plan, option.name, FACTOR), fit(PLAIN, plan.check.claims)
+    if isinstance(fitted, Unsupported):
+        return fitted.reason
+    problem = build(fitted, plan.check.dtype).forward_only()
+    answer, usual = rows(given, problem), rows(plan.check, problem)
+    if answer is None or usual is None or near(answer, usual, plan.check.dtype):
+        return IDLE
+    factor = near(answer, output_of_problem(problem, FACTOR, plan.check.claims.premises.causal), plan.check.dtype)
+    return _fitted(plan, _positive) if factor or option.name in PROMISED_SCALES else NO_FACTOR
+
+
+def _softcap(plan: ModulePlan, option: ConstructedOption) -> Claims | str:
+    given = given_option(plan, option.name, CAP)
+    if near_outputs(given.run(PLAIN), plan.check.run(PLAIN), plan.check.dtype):
+        return IDLE
+    return plan.check.claims
+
+
+def _premise(plan: ModulePlan, option: ConstructedOption) -> Claims | str:
+    """Slopes or rotations, as weights show them; an empty text where they show none: its answers alone are compared."""
+    given, before = given_option(plan, option.name, True), plan.check.claims.premises
+    try:
+        check, always = with_scores(given, before, plan.make.kind)
+    except TargetError as error:
+        return f"not judged: {error}"
+    of_feature = {Feature.ALIBI: always.alibi, Feature.ROTARY: always.rotary_base}
+    if not of_feature[option.feature]:
+        return IDLE if near_outputs(given.run(PLAIN), plan.check.run(PLAIN), plan.check.dtype) else ""
+    own = {n: getattr(always, n) for n in ("alibi", "interleaved", "rotary_base", "rotary_dim")}
+    claims = replace(plan.check.claims, conventions=check.claims.conventions)
+    return replace(claims, fit=partial(_as_always, Premises(**own), option.feature, claims.fit))
+
+
+def _fitted(plan: ModulePlan, fitting: Callable[[Fit, Case], Case | Unsupported]) -> Claims:
+    return replace(plan.check.claims, fit=partial(fitting, plan.check.claims.fit))
+
+
+def _square(own: Fit, case: Case) -> Case | Unsupported:
+    """The fit of a flag: as many keys as queries."""
+    fitted = own(case)
+    if isinstance(fitted, Unsupported) or not fitted.causal:
+        return fitted
+    return fitted.sized(key_length=fitted.sizes.query_length)
+
+
+def _positive(own: Fit, case: Case) -> Case | Unsupported:
+    """The fit of a scale, whose default stands for 0 in many constructors."""
+    fitted = own(case)
+    if isinstance(fitted, Unsupported) or fitted.scale is None or fitted.scale > 0.0:
+        return fitted
+    return Unsupported(f"is built with no scale of {fitted.scale:g}")
+
+
+def _as_always(always: Premises, feature: Feature, own: Fit, case: Case) -> Case | Unsupported:
+    """The fit of slopes by a rule, and of rotations of a base."""
+    fitted = own(case)
+    if isinstance(fitted, Unsupported) or feature not in {each.feature for each in used_options(fitted.extension)}:
+        return fitted
+    return always.under(fitted)
+
+
+SEEN: Mapping[Feature, Callable[[ModulePlan, ConstructedOption], Claims | str]] = {
+    Feature.CAUSAL: _causal,
+    Feature.SCALE: _scale,
+    Feature.SOFTCAP: _softcap,
+    Feature.ALIBI: _premise,
+    Feature.ROTARY: _premise,
+}
+
+
+def _claimed(plan: ModulePlan, option: ConstructedOption, claims: Claims) -> ModulePlan:
+    others = plan.make.of_problem
+    make = replace(plan.make, of_problem=BuiltFor(option, others))
+    claims = replace(claims, features=claims.features | {option.feature})
+    implied = plan.call.options.implied | {option.option}
+    call = replace(plan.call, options=replace(plan.call.options, implied=implied))
+    adapt = partial(module_run, make, evaluating=plan.evaluating)
+    check = replace(plan.check, claims=claims, adapt=adapt, function=call)
+    return replace(plan, make=make, call=call, check=check.stating(f"built with {option.name!r} for {option.feature}"))
