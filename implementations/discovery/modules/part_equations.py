@@ -20,13 +20,14 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.distance_tables import Zero, mistakes, tables_of_shape
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
+from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.parameters import patterns, place_of
 from attention_conformance.implementations.discovery.modules.part_uses import (
     LARGEST,
     LOG_SCALES,
+    OF_SINKS,
     PUBLISHED,
     PUBLISHED_BIASES,
-    PUBLISHED_SINKS,
     RIGHT,
     SMALLEST,
     Held,
@@ -81,7 +82,7 @@ def output_with_parts(
         scores = held.mixed(scores, through)
     scores = scores.masked_fill(hidden, -torch.inf)
     width = given.query.shape[-1]
-    sinks = [held.sinks(through, width).expand(*scores.shape[:-1], 1) for held, through in of[Role.SINK]]
+    sinks = [held.sinks(through, scores, width) for held, through in of[Role.SINK]]
     weights = torch.cat([scores, *sinks], -1).softmax(-1)[..., : scores.shape[-1]]
     for held, through in of[Role.AFTER]:
         weights = held.mixed(weights, through)
@@ -175,8 +176,13 @@ class PartEquations:
 def _hidden(problem: Problem, given: Mapping[str, torch.Tensor], variant: Variant) -> torch.Tensor:
     """(B or 1, 1 or H, Lq, Lk), True = not seen; of boolean masks."""
     hidden = torch.zeros(1, 1, problem.query.shape[1], problem.key.shape[1], dtype=torch.bool)
-    if problem.causal or variant.premises.causal:
-        hidden = hidden | torch.ones(hidden.shape[2:], dtype=torch.bool).triu(1)
+    always, far = variant.premises, torch.ones(hidden.shape[2:], dtype=torch.bool)
+    if problem.causal or always.causal:
+        hidden = hidden | far.triu(1)
+    if always.window_left is not None:
+        hidden = hidden | far.tril(-always.window_left - 1)
+    if always.window_right is not None:
+        hidden = hidden | far.triu(always.window_right + 1)
     if "key_padding_mask" in given:
         hidden = hidden | ~given["key_padding_mask"][:, None, None]
     return hidden | ~given["attn_mask"] if "attn_mask" in given else hidden
@@ -262,8 +268,8 @@ def _published(path: str, shape: tuple[int, ...], problem: Problem) -> Iterator[
     if path.endswith(PUBLISHED):
         for right in tables_of_shape(shape, problem.num_heads, problem.query.shape[-1]):
             yield from ((Use(Role.TABLE, table=right), Use(Role.TABLE, table=wrong)) for wrong in mistakes(right))
-    if path.endswith(PUBLISHED_SINKS) and shape == (problem.num_heads,):
-        yield Use(Role.SINK), Use(Role.SINK, Through.SCALED)
+    if words_of(path.rpartition(".")[2]) & OF_SINKS and shape == (problem.num_heads,):
+        yield from ((Use(Role.SINK), Use(Role.SINK, through)) for through in (Through.SCALED, Through.SHIFTED))
 
 
 def _mistaken(

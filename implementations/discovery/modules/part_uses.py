@@ -13,9 +13,11 @@ from torch import nn
 from attention_conformance.implementations.adapters.as_built import INPUTS
 from attention_conformance.implementations.discovery.modules.distance_tables import Table, tables_of_shape
 
-PUBLISHED, PUBLISHED_SINKS, PUBLISHED_BIASES = ("distance_embedding",), ("sinks",), ("relative_attention_bias",)
-"""Names of parts whose equations are published with them: the relative positions of BERT, the sinks of gpt-oss, and the
-biases of T5, whose rows ascend from keys before the query to those after it."""
+PUBLISHED, PUBLISHED_BIASES = ("distance_embedding",), ("relative_attention_bias",)
+"""Names of parts whose equations are published with them: the relative positions of BERT, and the biases of T5, whose
+rows ascend from keys before the query to those after it."""
+OF_SINKS = {"sink", "sinks"}
+"""Words in the names of a logit of each head, as in gpt-oss."""
 LOG_SCALES = ("logit_scale",)
 """Names of the logarithm of what multiplies scores, as in CLIP, or in Swin V2, which keeps it at log(100) at most."""
 LARGEST, SMALLEST = 4.4, 1.0
@@ -51,6 +53,7 @@ class Through(StrEnum):
     SIGMOID = "the sigmoid"
     TANH = "the hyperbolic tangent"
     SCALED = "the scaled number, as scores are"
+    SHIFTED = "the number above the largest score, as where scores alone are shifted by that"
 
 
 @dataclass(frozen=True)
@@ -130,10 +133,11 @@ class Held:
         opened: torch.Tensor = logits.sigmoid().unflatten(-1, (heads, -1)).transpose(1, 2)
         return opened
 
-    def sinks(self, through: Through, width: int) -> torch.Tensor:
-        """(H, 1, 1), as they stand next to scores of heads of this width."""
+    def sinks(self, through: Through, scores: torch.Tensor, width: int) -> torch.Tensor:
+        """(B, H, Lq, 1), as they stand next to scores of heads of this width."""
         scale = width**-0.5 if through is Through.SCALED else 1.0
-        return scale * self.weight[:, None, None]
+        most = scores.amax(-1, keepdim=True)
+        return scale * self.weight[:, None, None] + (most if through is Through.SHIFTED else torch.zeros_like(most))
 
     def of_heads(self, through: Through, heads: int) -> torch.Tensor:
         """(H, 1, 1) or (H, 1, d)."""

@@ -77,6 +77,27 @@ def test_a_sink_counts_once_as_it_is_however_long_the_sequence_is(make: Make, an
     assert is_caught(make, body(SINKS, f"({answer})", LATER, HIDE, "e = s.exp()")) is wrong
 
 
+LARGEST = "m = s.amax(-1, keepdim=True)"
+JOINED = "e @ v / (e.sum(-1, keepdim=True) + (b - m).exp())"
+
+
+@pytest.mark.parametrize("name", ["sinks", "attn_sink", "sink_logits"])
+@pytest.mark.parametrize(
+    ("largest", "answer", "wrong"),
+    [
+        (f"{LARGEST}.maximum(b)", JOINED, False),
+        (LARGEST, JOINED.replace("(b - m)", "b"), True),
+        (LARGEST, JOINED.replace("(b - m)", "(b * q.shape[-1] ** -0.5 - m)"), True),
+    ],
+    ids=["shifted", "not shifted", "scaled"],
+)
+def test_a_sink_of_any_name_next_to_a_window(make: Make, name: str, largest: str, answer: str, wrong: bool) -> None:
+    far = "hidden = hidden | torch.ones(s.shape[2:], dtype=torch.bool).tril(-self.window)"
+    lines = (LATER, far, HIDE, "b = self.sinks.view(-1, 1, 1)", largest, "e = (s - m).exp()")
+    text = body(f"self.window = sliding_window; {SINKS}", f"({answer})", *lines, options=", sliding_window=8")
+    assert is_caught(make, text.replace("sinks", name)) is wrong
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 @pytest.mark.parametrize(
     ("parts", "answer"),
