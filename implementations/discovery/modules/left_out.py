@@ -1,6 +1,7 @@
 """What a module is judged without, and which of its flags are set: parts taken out, parameters held, nothing given."""
 
 import inspect
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
@@ -59,16 +60,21 @@ def never_given(kind: object, call: ModuleCall) -> list[str]:
     """Parameters of its forward that are None by default, and that no problem of the suite has anything for."""
     forward = safe_call(lambda: inspect.signature(kind.forward)).value  # type: ignore[attr-defined]
     given = {*call.options.spelled.values(), *call.keywords, *call.always, *call.tables, *call.of_context.values()}
-    parameters = list(forward.parameters.values())[1 + call.inputs :] if forward else []
+    first = 1 if call.keywords else 1 + call.inputs
+    parameters = list(forward.parameters.values())[first:] if forward else []
     return [p.name for p in parameters if p.default is None and p.name not in given and not words_of(p.name) & PAST]
 
 
-def inputs_left_out(make: Constructor, call: ModuleCall) -> dict[str, str]:
-    """Why it is judged without an input that it may be given, by the name of that: as tokens it changes the answer."""
+def inputs_left_out(make: Constructor, call: ModuleCall, judged: Collection[str]) -> dict[str, str]:
+    """Why it is judged without an input that it may be given, by the name of that: as tokens it changes the answer.
+
+    `judged`: those that are given elsewhere.
+    """
     if not (isinstance(make.kind, type) and issubclass(make.kind, torch.nn.Module)):
         return {}
     with torch_seeded(0):
-        names = [name for name in never_given(make.kind, call) if is_input(name) and _changes(name, make, call)]
+        others = [name for name in never_given(make.kind, call) if is_input(name) and name not in judged]
+        names = [name for name in others if _changes(name, make, call)]
     inputs = dict.fromkeys(names, "not judged: another input that changes the answer")
     return inputs | dict.fromkeys(_held_heads(make), "not judged with several heads: each is as wide as the inputs")
 

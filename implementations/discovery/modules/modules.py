@@ -31,6 +31,7 @@ from attention_conformance.implementations.discovery.extras import (
 )
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
+from attention_conformance.implementations.discovery.modules.added_positions import positions_judged
 from attention_conformance.implementations.discovery.modules.constructed_options import with_constructed_options
 from attention_conformance.implementations.discovery.modules.constructors import without_other_widths
 from attention_conformance.implementations.discovery.modules.context_masks import BOTH_MASKS
@@ -138,7 +139,8 @@ def module_candidate(
         | constructed
         | mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
     )
-    findings = findings | unused_caches(kind, alternatives, modes) | inputs_left_out(plan.make, plan.call)
+    findings = findings | unused_caches(kind, alternatives, modes)
+    findings = findings | inputs_left_out(plan.make, plan.call, positions_judged(modes))
     findings = findings | not_judged(modes, plan.make, plan.call, judged) | unknown_masks(plan.call, judged)
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
     check = check.stating(*left_out(plan.make, plan.call))

@@ -238,6 +238,46 @@ def test_positions_of_queries_and_of_a_memory(make: Make, value: str, wrong: boo
     assert bool(failing(made, "modules.as-built")) is wrong
 
 
+DETR_OF_EITHER = """
+class f(nn.Module):
+    \"\"\"{text}\"\"\"
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.h = num_heads
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
+
+    def forward(self, hidden_states, object_queries=None, key_value_states=None, spatial_position_embeddings=None):
+        x = hidden_states if object_queries is None else hidden_states + object_queries
+        y, memory = x, {own}
+        if key_value_states is not None:
+            y = memory = key_value_states
+            if spatial_position_embeddings is not None:
+                y = y + spatial_position_embeddings
+        q, k, v = (split(w(z), self.h) for w, z in ((self.q_proj, x), (self.k_proj, y), (self.v_proj, {values})))
+        return self.out_proj(attend(q, k, v)[0].transpose(1, 2).flatten(2))
+"""
+ADDED = "Positions are added to queries and keys, never to the values."
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "values", "wrong", "judged"),
+    [
+        (ADDED, "hidden_states", "memory", False, True),
+        (ADDED, "x", "memory", True, True),
+        (ADDED, "hidden_states", "memory if key_value_states is None else y", True, True),
+        (ADDED, "hidden_states", "2 * x - hidden_states if key_value_states is None else memory", False, False),
+        ("Positions are added to queries and keys, not only there.", "x", "memory", False, False),
+    ],
+    ids=["right", "added to values", "added to those of a memory", "twice", "not stated"],
+)
+def test_positions_of_a_layer_whose_memory_may_be_left_out(
+    make: Make, text: str, own: str, values: str, wrong: bool, judged: bool
+) -> None:
+    made = make(DETR_OF_EITHER.format(text=text, own=own, values=values))
+    assert ("object_queries" not in made.findings) is judged
+    assert bool(failing(made, "modules.as-built")) is wrong
+
+
 CONTEXT = """
 class f(nn.Module):
     def __init__(self, dim, heads):
