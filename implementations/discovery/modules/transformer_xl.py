@@ -52,6 +52,7 @@ class Mistake(StrEnum):
     NO_CONTENT_BIAS = "nothing is added in the term of content"
     NO_BIASES = "nothing is added"
     SHIFTED = "each row is shifted by one distance too many"
+    FARTHER = "each key counts as one farther behind"
     NOT_SHIFTED = "the first distances are read in each row"
     NEXT_HEAD = "each head has the positions of the one after it"
     PAST_ALONE = "keys ahead have what the shift leaves there of the distances behind"
@@ -80,14 +81,16 @@ class Sinusoids:
 
     Attributes:
         side_by_side: whether all sines come before all cosines; else they alternate.
+        farther: by how much each distance is too large.
     """
 
     side_by_side: bool
+    farther: int = 0
 
     def given(self, x: torch.Tensor, _: torch.Tensor, heads: int) -> torch.Tensor:
         """(1, 2 L - 1, E), of the distances L - 1 to 1 - L, for inputs (B, L, E)."""
         length, width = x.shape[-2:]
-        distances = torch.arange(length - 1, -length, -1.0, dtype=x.dtype)
+        distances = torch.arange(length - 1, -length, -1.0, dtype=x.dtype) + self.farther
         angles = distances[:, None] * BASE ** (-torch.arange(0, width, 2, dtype=x.dtype) / width)
         pair = angles.sin(), angles.cos()
         return (torch.cat(pair, -1) if self.side_by_side else torch.stack(pair, -1).flatten(1))[None]
@@ -148,7 +151,7 @@ class RelativePositions:
         u, v = _biases(u, v, self.mistake)
         x = tensors(problem, "cpu")["query"].double()
         layer = self.named.projection
-        placed = nn.functional.linear(self.positions.given(x, x, heads)[:1], own[f"{layer}.weight"])
+        placed = nn.functional.linear(self._positions().given(x, x, heads)[:1], own[f"{layer}.weight"])
         rows = (placed + own.get(f"{layer}.bias", 0.0)).unflatten(-1, (heads, width)).transpose(1, 2)
         rows = rows.roll(-1, 1) if self.mistake is Mistake.NEXT_HEAD else rows
         content = scores_of_variant(replace(given, query=given.query + u), self.whole.variant)
@@ -160,6 +163,12 @@ class RelativePositions:
             return content + _shifted(position[..., : position.shape[-2]])
         return content + position.gather(-1, self._places(content))
 
+    def _positions(self) -> Drawn | Sinusoids:
+        """What is given, or made inside, with its mistake."""
+        if self.mistake is Mistake.FARTHER and isinstance(self.positions, Sinusoids):
+            return replace(self.positions, farther=1)
+        return self.positions
+
     def _places(self, scores: torch.Tensor) -> torch.Tensor:
         """(B, H, L, L): the row of positions of each query and key."""
         length = scores.shape[-1]
@@ -170,6 +179,8 @@ class RelativePositions:
             places = token.expand_as(places)
         if self.mistake is Mistake.SHIFTED:
             places = (places + 1) % (2 * length - 1)
+        if self.mistake is Mistake.FARTHER and isinstance(self.positions, Drawn):
+            places = (places - 1) % (2 * length - 1)
         return places.expand(scores.shape)
 
 

@@ -61,7 +61,7 @@ INSIDE = (
     + """
     def forward(self, x):
         T, E = x.shape[1:]
-        distances = torch.arange(T - 1, {last}, -1.0, dtype=x.dtype)
+        distances = torch.arange({first}, {last}, -1.0, dtype=x.dtype)
         angles = distances[:, None] * 10000.0 ** (-torch.arange(0, E, 2, dtype=x.dtype) / E)
         r = self.linear_pos({made}).unflatten(-1, (self.h, self.d)).transpose(0, 1)
         q, k, v = (split(w(x), self.h) for w in (self.linear_q, self.linear_k, self.linear_v))
@@ -79,16 +79,21 @@ HIDE = "scores = scores.masked_fill(torch.ones(T, T).triu(1) > 0, -torch.inf)"
 
 
 @pytest.mark.parametrize(
-    ("made_of", "last", "hide", "wrong"),
+    ("made_of", "first", "last", "hide", "wrong"),
     [
-        (ALTERNATING, "-T", "", False),
-        (SIDE_BY_SIDE, "-1", HIDE, False),
-        (ALTERNATING, "-1", "", True),
-        (SIDE_BY_SIDE.replace(".cos()", ".sin()"), "-T", "", None),
+        (ALTERNATING, "T - 1", "-T", "", False),
+        (SIDE_BY_SIDE, "T - 1", "-1", HIDE, False),
+        (ALTERNATING, "T - 1", "-1", "", True),
+        (SIDE_BY_SIDE, "T", "0", HIDE, True),
+        (ALTERNATING, "T", "1 - T", "", True),
+        (SIDE_BY_SIDE.replace(".cos()", ".sin()"), "T - 1", "-T", "", None),
+        (SIDE_BY_SIDE, "T + 3", "3", HIDE, None),
     ],
-    ids=["both sides", "causal", "distances behind alone", "other positions"],
+    ids=["both sides", "causal", "behind alone", "one too far", "one too far on both sides", "other", "far behind"],
 )
-def test_positions_that_are_made_inside(make: Make, made_of: str, last: str, hide: str, wrong: bool | None) -> None:
-    made = make(INSIDE.format(made=made_of, last=last, hide=hide))
+def test_positions_that_are_made_inside(
+    make: Make, made_of: str, first: str, last: str, hide: str, wrong: bool | None
+) -> None:
+    made = make(INSIDE.format(made=made_of, first=first, last=last, hide=hide))
     assert bool(made.findings) is (wrong is None)
     assert bool(failing(made, "modules.as-built")) is bool(wrong)
