@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from attention_conformance.implementations.adapters.tensors import tensors, to_a
 from attention_conformance.implementations.adapters.torch_module import built, in_mode
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.modules.built_otherwise import options_left_out, with_options
 from attention_conformance.implementations.discovery.modules.constructor_names import Size
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
@@ -36,7 +38,11 @@ RAISED = 4.0
 """By how much the biases of one row are raised, so that its keys have most of the weight."""
 SIDES = (2, 8)
 """Rows and columns of a window: one that is square does not show which of both a table is counted by."""
+LEAST_BUCKETS = 3
+"""Fewer than these have none for single distances on each side."""
 Build = Callable[[Problem], nn.Module]
+Numbers: TypeAlias = tuple[int, int]
+"""Of buckets, and the distance from which on all keys share one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,14 +164,13 @@ class WindowRows:
 def tables_of(make: Constructor, module: nn.Module, call: Call) -> Mapping[str, BucketRows | WindowRows]:
     """What of a module's tables can be looked at, by a text for messages; `module` is one of its instances."""
     found: dict[str, BucketRows | WindowRows] = {}
-    tables = partial(Tables, partial(built_for, make, True), call)
     for owner in module.modules():
         count, longest = (_number(owner, names) for names in (COUNTS, DISTANCES))
-        if 0 < count <= MOST_BUCKETS and longest > count // 2:
-            paths = [path for path, p in module.named_parameters() if len(p) == count and _is_of_biases(path)]
-            found |= {
-                f"the rows of {path}": BucketRows(tables(path), count, longest, _one_sided(owner)) for path in paths
-            }
+        usual = _buckets(make, call, count, longest, _one_sided(owner))
+        found |= usual
+        for how, other, numbers in _with_other_numbers(make, count, longest) if usual else ():
+            rows = _buckets(other, call, *numbers, _one_sided(owner))
+            found |= {f"{how}, {text}": each for text, each in rows.items()}
     if make.window in (Size.WINDOW, Size.WINDOW_SIDES):
         name = next(name for name, size in make.sizes.items() if size is make.window)
         sizes = {other: size for other, size in make.sizes.items() if other != name}
@@ -179,6 +184,35 @@ def tables_of(make: Constructor, module: nn.Module, call: Call) -> Mapping[str, 
         ]
         found |= {f"the rows of {path}": WindowRows(tables(path)) for path in paths}
     return found
+
+
+def _buckets(make: Constructor, call: Call, count: int, longest: int, one_sided: bool | None) -> dict[str, BucketRows]:
+    """The tables of so many buckets, by a text."""
+    if not (0 < count <= MOST_BUCKETS and longest > count // 2):
+        return {}
+    module = safe_call(partial(make, make.width, make.heads)).value
+    parameters = module.named_parameters() if module is not None else ()
+    paths = [path for path, p in parameters if len(p) == count and _is_of_biases(path)]
+    tables = partial(Tables, partial(built_for, make, True), call)
+    return {f"the rows of {path}": BucketRows(tables(path), count, longest, one_sided) for path in paths}
+
+
+def _with_other_numbers(make: Constructor, count: int, longest: int) -> Iterator[tuple[str, Constructor, Numbers]]:
+    """The class as it is built with another number of buckets, or largest distance, than these; by a text."""
+    for name in dict.fromkeys((*(option.name for option in options_left_out(make)), *make.options)):
+        numbers = count, longest
+        if name.endswith(COUNTS):
+            numbers = _other(count, LEAST_BUCKETS), longest
+        if name.endswith(DISTANCES):
+            numbers = count, _other(longest, count)
+        if numbers != (count, longest):
+            number = numbers[not name.endswith(COUNTS)]
+            yield f"built with {name}={number}", with_options(make, {name: number}), numbers
+
+
+def _other(number: int, least: int) -> int:
+    """Half of it, or twice if that would be too few."""
+    return number // 2 if number // 2 > least else 2 * number
 
 
 def _one_sided(owner: nn.Module) -> bool | None:

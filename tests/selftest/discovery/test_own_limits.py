@@ -164,6 +164,20 @@ def test_the_farthest_keys_of_buckets(make: Make, large: str, wrong: bool) -> No
     assert bool(failing(made, "modules.as-built")) is wrong
 
 
+@pytest.mark.parametrize(
+    ("ignored", "by"),
+    [
+        ("math.log(self.max_distance / exact)", "math.log(20 / exact)"),
+        ("num_heads, num_buckets, max_distance", "num_heads, num_buckets, 20"),
+        ("half = self.num_buckets // 2", "half = 4"),
+    ],
+)
+def test_numbers_of_buckets_that_a_constructor_takes_are_used(make: Make, ignored: str, by: str) -> None:
+    text = BUCKETS.format(large=f"({LARGE}).clamp(max=half - 1)")
+    assert ignored in text
+    assert failing(make(text.replace(ignored, by), "T5Attention"), "modules.as-built")
+
+
 OWN_PARAMETERS = '''
 class f(nn.Module):
     """{text}"""
