@@ -32,11 +32,13 @@ class Untouched:
         build: makes the module for a problem's sizes.
         call: how it is called without them.
         name: the parameter.
+        of_heads: whether scores are those of each head, so that nothing has to be broadcast.
     """
 
     build: Callable[[Problem], nn.Module]
     call: ModuleCall
     name: str
+    of_heads: bool = False
 
     def __call__(self, problem: Problem, device: str) -> Result:
         """All that it is given, (1, n, 1); its `others` are the same after the call."""
@@ -46,7 +48,8 @@ class Untouched:
     def inputs(self, problem: Problem, device: str) -> tuple[Any, Any]:
         """What it is given, before the call and after it."""
         given = tensors(problem.fresh(), device)
-        own = {self.name: self._like(given["query"], given.get("key", given["query"]))}
+        heads = problem.num_heads if self.of_heads else 1
+        own = {self.name: self._like(given["query"], given.get("key", given["query"]), heads)}
         every = {**given, **own}
         before = _in_one(every)
         with torch.no_grad():
@@ -54,10 +57,10 @@ class Untouched:
             replace(self.call, always={**self.call.always, **own})(module, given, problem)
         return before, _in_one(every)
 
-    def _like(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    def _like(self, query: torch.Tensor, key: torch.Tensor, heads: int) -> torch.Tensor:
         """Numbers for it: scores, or one vector for each query, or key where there are as many."""
         generator, of_scores = torch.Generator().manual_seed(1), words_of(self.name) & OF_SCORES
-        shape = (query.shape[0], 1, query.shape[1], key.shape[1]) if of_scores else query.shape
+        shape = (query.shape[0], heads, query.shape[1], key.shape[1]) if of_scores else query.shape
         numbers = torch.randn(shape, generator=generator, dtype=torch.float64).to(query)
         return numbers.transpose(0, 1).contiguous() if self.call.length_first and len(shape) == 3 else numbers
 
@@ -73,8 +76,13 @@ def untouched(
     """The module that is given each of these parameters, where it answers; by a text on it."""
     if problem is None:
         return
-    for name in never_given(kind, call):
+    masks = [name for name in call.options.spelled.values() if words_of(name) & OF_SCORES]  # with parts held elsewhere
+    for name in dict.fromkeys((*never_given(kind, call), *masks)):
         run = Untouched(build, call, name)
+        runs = {f"what it is given, with {name!r}": run}
+        if words_of(name) & OF_SCORES:
+            runs[f"what it is given, with {name!r} of each head"] = replace(run, of_heads=True)
         known = words_of(name) & (POSITION_WORDS | OF_SCORES | {"embed"}) or is_input(name)
-        if known and not safe_call(partial(run.inputs, problem, device)).error:
-            yield f"what it is given, with {name!r}", run
+        for how, each in runs.items() if known else ():
+            if not safe_call(partial(each.inputs, problem, device)).error:
+                yield how, each

@@ -6,7 +6,7 @@ from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, refused
+from attention_conformance.tests.selftest.discovery.making import Make, failing, refused
 
 CONDITIONED = """
 class f(nn.Module):
@@ -188,3 +188,28 @@ class f(nn.Module):
 def test_a_layer_in_another_layout_than_the_whole_is_not_taken_for_its_answer(make: Make) -> None:
     assert "another layout" in refused(make, ACROSS)
     assert make(ACROSS.replace(".transpose(0, 1)", ""), "Inner").claims.features
+
+
+PAIRS = """
+class f(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.h, self.qkv, self.proj = num_heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.rel = nn.Parameter(torch.zeros(num_heads, 9))
+    def forward(self, x, {name}=None):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        at = torch.arange(x.shape[1])
+        bias = self.rel[:, (at[:, None] - at).clamp(-4, 4) + 4]
+        if {name} is not None:
+            pair = {name}.expand(len(x), self.h, -1, -1){copied}
+            bias = pair.add_(bias)
+        return self.proj(((q @ k.mT / q.shape[-1] ** 0.5 + bias).softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize("name", ["attn_bias", "prev_scores"])
+@pytest.mark.parametrize(("copied", "wrong"), [(".clone()", False), (".contiguous()", True)])
+def test_scores_of_each_head_stay_as_they_are(make: Make, name: str, copied: str, wrong: bool) -> None:
+    """`contiguous` copies nothing where nothing is broadcast."""
+    made = make(PAIRS.format(name=name, copied=copied))
+    assert bool(failing(made, "modules.as-built")) is wrong
