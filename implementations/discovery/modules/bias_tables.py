@@ -169,18 +169,18 @@ def tables_of(make: Constructor, module: nn.Module, call: Call) -> Mapping[str, 
         usual = _buckets(make, call, count, longest, _one_sided(owner))
         found |= usual
         for how, other, numbers in _with_other_numbers(make, count, longest) if usual else ():
-            rows = _buckets(other, call, *numbers, _one_sided(owner))
-            found |= {f"{how}, {text}": each for text, each in rows.items()}
+            others = _buckets(other, call, *numbers, _one_sided(owner))
+            found |= {f"{how}, {text}": each for text, each in others.items()}
     if make.window in (Size.WINDOW, Size.WINDOW_SIDES):
         name = next(name for name, size in make.sizes.items() if size is make.window)
         sizes = {other: size for other, size in make.sizes.items() if other != name}
         oblong = replace(make, sizes=sizes, options={**make.options, name: SIDES}, tokens=math.prod(SIDES))
         tables = partial(Tables, partial(built_for, oblong, True), call)
-        rows = math.prod(2 * side - 1 for side in SIDES)
+        count = math.prod(2 * side - 1 for side in SIDES)
         paths = [
             path
             for path, p in oblong(oblong.width, oblong.heads).named_parameters()
-            if len(p) == rows and _is_of_biases(path)
+            if len(p) == count and _is_of_biases(path)
         ]
         found |= {f"the rows of {path}": WindowRows(tables(path)) for path in paths}
     return found

@@ -21,7 +21,7 @@ from attention_conformance.implementations.discovery.modules.constructors import
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.narrow_windows import refuse_chunks_apart
 from attention_conformance.implementations.discovery.modules.promises import has_published_interface, is_unscaled
-from attention_conformance.implementations.discovery.modules.template import Slip, Variant, output_of_problem
+from attention_conformance.implementations.discovery.modules.template import NORM_AXES, Variant, output_of_problem
 from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -45,7 +45,7 @@ OF_SCORES = re.compile(r"\w*l2_?norm\w*|\bF\.normalize|(?<!self)\.norm(?=\()|\w*
 
 def _has_norms(variant: Variant) -> bool:
     """Whether its scores are those of norms that are known, or of these with a mistake."""
-    return (variant.known or variant.slip is Slip.ACROSS) and (variant.cosine or variant.normalised)
+    return (variant.known or variant.slip in NORM_AXES) and (variant.cosine or variant.normalised)
 
 
 def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, variant: Variant | None) -> None:

@@ -39,7 +39,13 @@ class Slip(Enum):
     KEYS_SUMMED = "keys summed in place of values"
     QUERIES_COMPARED = "queries in place of keys"
     ACROSS = "queries and keys divided by their lengths across heads"
+    OVER_TOKENS = "queries and keys divided by their lengths over tokens"
+    KEYS_OVER_TOKENS = "keys divided by their lengths over tokens, as where they are transposed first"
     NEXT = "values with the weights of the keys after theirs, as where a sink's column is dropped at the wrong end"
+
+
+NORM_AXES = {Slip.ACROSS: (1, 1), Slip.OVER_TOKENS: (-2, -2), Slip.KEYS_OVER_TOKENS: (-1, -2)}
+"""Mistakes in the axis over which queries, and keys, are divided by their lengths."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +102,9 @@ def variants() -> Iterator[Variant]:
 def slipped() -> Iterator[Variant]:
     """Those with a mistake that leaves nothing of a module's answer as it should be."""
     plain = (Variant(known=False), Variant(Premises(causal=True), known=False))
-    usual = [slip for slip in Slip if slip not in (Slip.NONE, Slip.ACROSS)]
+    usual = [slip for slip in Slip if slip not in (Slip.NONE, *NORM_AXES)]
     yield from (replace(each, slip=slip) for slip in usual for each in plain)
-    yield from (replace(each, slip=Slip.ACROSS, known=False) for each in COSINES)
+    yield from (replace(each, slip=slip, known=False) for slip in NORM_AXES for each in COSINES)
 
 
 @dataclass(frozen=True)
@@ -159,8 +165,8 @@ def scores_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
     query, key = given.query, given.key
     if variant.normalised:
         width = 1 if variant.cosine else query.shape[-1]
-        axis = 1 if variant.slip is Slip.ACROSS else -1
-        query, key = (x * (x.square().sum(axis, keepdim=True) / width).rsqrt() for x in (query, key))
+        axes = zip((query, key), NORM_AXES.get(variant.slip, (-1, -1)), strict=True)
+        query, key = (x * (x.square().sum(axis, keepdim=True) / width).rsqrt() for x, axis in axes)
     if base := variant.premises.rotary_base:
         query, key = (torch.from_numpy(rotated(x.numpy(), base, variant.pairing)) for x in (query, key))
     width = query.shape[-1] * (query.shape[1] if variant.of_all else 1)

@@ -5,7 +5,7 @@ import pytest
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.discovery.making import Make, failing
 
 BODY = """
 class f(nn.Module):
@@ -132,6 +132,26 @@ def test_a_logarithm_of_a_factor_is_bounded_as_one(
 ) -> None:
     text = body(f"self.logit_scale = nn.Parameter({start})", "(s.softmax(-1) @ v)", scores, f"s = s * {factor}")
     assert is_caught(make, text) is wrong
+
+
+@pytest.mark.parametrize("scale", ["", "self.logit_scale = nn.Parameter(torch.full((heads, 1, 1), 2.3))"])
+@pytest.mark.parametrize(
+    ("queries", "keys", "wrong"),
+    [
+        ("F.normalize(q, dim=-1)", "F.normalize(k.mT, dim=-2)", False),
+        ("F.normalize(q, dim=-1)", "F.normalize(k.mT, dim=-1)", True),
+        ("F.normalize(q, dim=-2)", "F.normalize(k, dim=-2).mT", True),
+        ("F.normalize(q, dim=1)", "F.normalize(k, dim=1).mT", True),
+    ],
+    ids=["right", "keys over tokens", "over tokens", "over heads"],
+)
+def test_cosines_are_those_of_the_components_of_a_head(
+    make: Make, scale: str, queries: str, keys: str, wrong: bool
+) -> None:
+    factor = "s = s * self.logit_scale.exp()" if scale else "s = s + 0"
+    made = make(body(scale or "pass", "(s.softmax(-1) @ v)", f"s = {queries} @ {keys}", factor))
+    assert "its numbers" not in made.findings
+    assert bool(failing(made, "scores.dot-product", "modules.as-built")) is wrong
 
 
 def test_another_factor_of_this_name_is_not_judged(make: Make) -> None:
