@@ -52,7 +52,8 @@ class Mirror(nn.Module):
         bound = inspect.signature(type(self)).bind(*given, **named)
         self.held = type(self).made(**bound.arguments)
         for path, array in self.held.arrays.items():
-            _register(self, path, to_tensor(np.array(array, np.float32, order="C")))
+            own = to_array(array) if isinstance(array, torch.Tensor) else array
+            _register(self, path, to_tensor(np.array(own, np.float32, order="C")))
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Its answer in tensors."""

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from attention_conformance.implementations.adapters.jax_programs import called, evaluation
+from attention_conformance.implementations.adapters.mha_interface import PLACES
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.bare import Globals
 from attention_conformance.implementations.discovery.modules.constructor_names import (
@@ -53,6 +54,8 @@ from attention_conformance.implementations.discovery.vocabulary import OPTIONS
 MOST = 24
 """Combinations of what is given to parameters that are no inputs."""
 TOKENS = 5
+OTHER_SIZES = (20, 2)
+"""A width of inputs that are no three equal parts, and a number of heads."""
 NUMBERS = {"i", "idx", "index", "id", "number", "num", "no"}
 """Words in the name of the number of a layer."""
 NUMERIC = (inspect.Parameter.empty, int, float, "int", "float")
@@ -105,8 +108,13 @@ class Weighted:
         if self.layers:
             yield from dictionaries(self.layers, weights)
             return
-        for axes in Axes:
+        for axes in sorted(Axes, key=lambda each: each is not Axes.ROWS) if self.as_torch else Axes:
             yield {p.name: replace(weights, axes=axes).named(p.name) for p in self.weights}
+
+    @property
+    def as_torch(self) -> bool:
+        """Whether a name of its weights is one of nn.MultiheadAttention's, which holds rows."""
+        return any(p.name in PLACES for p in self.weights)
 
     def first_answer(self, weights: Weights, given: Mapping[str, Any]) -> Any:
         """Its first answer that is as its input; None where there is none."""
@@ -228,14 +236,25 @@ def _supply(parameter: inspect.Parameter) -> Supply | None:
 
 def _shown(parts: Weighted, width: int, heads: int) -> Shown | None:
     """What the first weights show that it takes; None where it answers with none of them."""
+    shown: list[Shown] = []
     for into in (np.asarray, torch.from_numpy):
         for number, given in enumerate(parts.tried(Weights(width, heads, into=into))):
             answer = parts.first_answer(Weights(width, heads, into=into), given)
             flat = flattened(given)
             sizes = {path: size_of(path.rpartition(".")[2]) or Size.HEADS for path, x in flat.items() if type(x) is int}
-            if answer is not None and len(sizes) < len(flat):
-                return Shown(number, framework_of(answer), sizes, headed=bool(sizes) or _has_heads(flat, width))
-    return None
+            if answer is None or len(sizes) == len(flat):
+                continue
+            found = Shown(number, framework_of(answer), sizes, headed=bool(sizes) or _has_heads(flat, width))
+            if parts.layers or _answers_at(parts, number, Weights(*OTHER_SIZES, into=into)):
+                return found
+            shown.append(found)
+    return shown[0] if shown else None
+
+
+def _answers_at(parts: Weighted, number: int, weights: Weights) -> bool:
+    """Whether it takes weights of these axes at other sizes, too: a reshape may take any at the first ones."""
+    given = next(islice(parts.tried(weights), number, None))
+    return parts.first_answer(weights, given) is not None
 
 
 def _converted(given: Any, into: Callable[[Any], Any]) -> Any:

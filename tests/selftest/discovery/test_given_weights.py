@@ -82,3 +82,33 @@ def f(x, in_proj, out_proj, n_heads, causal=True):
 @pytest.mark.parametrize(("scale", "wrong"), [("None", False), ("x.shape[-1] ** -0.5", True)])
 def test_weights_that_are_named_as_layers(make: Make, scale: str, wrong: bool) -> None:
     assert bool(failing(make(PROJECTIONS.format(scale=scale)), "scores.*", "projections.*")) is wrong
+
+
+FOLDED = """
+def f(query, context, num_heads, in_proj_weight, in_proj_bias, out_proj_weight):
+    heads, width = num_heads, query.shape[-1]
+    w_q, w_k, w_v = {parts}
+    b_q, _, b_v = in_proj_bias.reshape(3, heads, -1)
+    content = torch.einsum("ble,hde->bhld", query, w_q) + b_q[:, None]
+    s = torch.einsum("bhld,hde,bse->bhls", content, w_k, context) / {scale} ** 0.5
+    mixed = torch.einsum("bhls,bse,hde->blhd", s.softmax(-1), context, w_v) {value_bias}
+    return torch.nn.functional.linear(mixed.flatten(-2), out_proj_weight)
+"""
+PARTS = {
+    "cut": "(w.reshape(heads, -1, width) for w in in_proj_weight.chunk(3, dim=0))",
+    "reshaped": "in_proj_weight.reshape(3, heads, -1, width)",
+}
+"""At the width of a first call, either takes weights of the other axes too."""
+RIGHT_FOLDED = {"scale": "w_q.shape[1]", "value_bias": "+ b_v"}
+
+
+@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+def test_rows_of_weights_that_are_reshaped(make: Make, parts: str) -> None:
+    assert_conforms(make(FOLDED.format(parts=parts, **RIGHT_FOLDED)), "float64")
+
+
+@pytest.mark.parametrize("slip", [{"scale": "width"}, {"value_bias": ""}], ids=["scale", "bias"])
+def test_a_wrong_one_whose_weights_are_reshaped(make: Make, slip: dict[str, str]) -> None:
+    made = make(FOLDED.format(parts=PARTS["cut"], **{**RIGHT_FOLDED, **slip}))
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_conforms(made, "float64")
