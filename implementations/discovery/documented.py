@@ -101,6 +101,21 @@ def states_masks_of_keys(target: object, name: str) -> bool:
     return any(map(OF_KEYS.search, _of_mask(target, name)))
 
 
+OF_PAIRS = re.compile(
+    r"\( ?(?!(?:b|n|bs|bsz|batch\w*) ?,)(?:l|t|n|s|q|len|\w*(?:len|length|_q|lq|query|queries|tgt|target)\w*) ?, ?[\w.]+ ?\)",
+    re.IGNORECASE,
+)
+"""A shape of two axes, of queries and of keys."""
+OF_MORE = re.compile(r"\([^()]*,[^()]*,[^()]*\)|\bbroadcast\w*", re.IGNORECASE)
+"""A shape of more axes, or words for any that broadcasts."""
+
+
+def states_two_axes_alone(target: object, name: str) -> bool:
+    """Whether its documentation states that a mask is (Lq, Lk), and nowhere that it may have more axes."""
+    said = _of_mask(target, name)
+    return any(map(OF_PAIRS.search, said)) and not any(map(OF_MORE.search, said))
+
+
 def says_key(target: object, name: str) -> bool:
     """Whether what its documentation says of a mask names keys, or an axis of keys in another mask, and no output."""
     said = " ".join(_of_mask(target, name))

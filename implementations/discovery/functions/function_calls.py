@@ -151,8 +151,14 @@ class RenamedCall:
             return mask
         whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)
         of_samples = dict.fromkeys((MaskForm.SAMPLE, MaskForm.NO_HEADS), whole[:, 0])
+        if self.form in (MaskForm.FLAT, MaskForm.EITHER):
+            return whole[0, 0] if self._shares(mask) else whole.reshape((-1, *shape[2:]))
         parts = {**of_samples, MaskForm.SHARED: whole[0, 0], MaskForm.ONE_HEAD: whole[:, :1]}
         return parts.get(self.form, whole)
+
+    def _shares(self, mask: Any) -> bool:
+        """Whether it is given as (Lq, Lk): it is the same for all samples and heads."""
+        return self.form is MaskForm.EITHER and all(extent == 1 for extent in mask.shape[:-2])
 
     def with_defaults(self) -> RenamedCall:
         """The same with its defaults given in each call."""

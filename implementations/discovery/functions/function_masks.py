@@ -22,7 +22,11 @@ from attention_conformance.implementations.discovery.claim_checks import (
     output_of,
     refused_masks,
 )
-from attention_conformance.implementations.discovery.documented import as_written, states_booleans_alone
+from attention_conformance.implementations.discovery.documented import (
+    as_written,
+    documented_polarity,
+    states_booleans_alone,
+)
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
 from attention_conformance.implementations.discovery.key_masks import with_key_mask
@@ -71,7 +75,7 @@ def with_all_axes(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
     own, shared = call.options.spelled.get("float_mask"), replace(BIASED, mask_shape=MaskShape.SHARED)
     if own in (None, PUBLISHED) or Feature.FLOAT_MASK not in check.claims or not check.run(shared).error:
         return check
-    formed = _formed(check, kind, replace(call, form=MaskForm.FULL), check.claims.conventions.bool_mask)
+    formed = in_form(check, kind, replace(call, form=MaskForm.FULL), check.claims.conventions.bool_mask)
     return check if any(formed.run(each).error for each in (shared, BIASED)) else formed
 
 
@@ -109,7 +113,7 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
     own, polarities = call.options.spelled["bool_mask"], sorted(Polarity, key=lambda each: each is not claimed)
     rigid: ClaimCheck | None = None
     for polarity, form in product(polarities, FORMS):
-        formed = _formed(check, kind, replace(call, form=form), polarity)
+        formed = in_form(check, kind, replace(call, form=form), polarity)
         if has_effect(formed, shaped(MASKED, form)):
             if not any(formed.run(shaped(each, form)).error for each in OF_FEWER_AXES):
                 return formed, [GIVEN_WHOLE.format(own)] if form is MaskForm.FULL else []
@@ -125,17 +129,17 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
     if rigid is not None:
         return rigid, []
     for polarity, form in product(polarities, FORMS):
-        numeric = _formed(check, kind, replace(call, form=form, true_as=1.0), polarity).without(NUMBERS_ADDED)
+        numeric = in_form(check, kind, replace(call, form=form, true_as=1.0), polarity).without(NUMBERS_ADDED)
         if has_effect(numeric, shaped(MASKED, form)):
             return numeric, [f"its {own!r} mask is given as numbers 0 and 1"]
     for polarity, form in product(polarities, FORMS):
-        formed = _formed(check, kind, replace(call, form=form), polarity)
+        formed = in_form(check, kind, replace(call, form=form), polarity)
         if has_effect(formed, shaped(OF_FEWER_AXES[1], form)) and not formed.run(shaped(MASKED, form)).error:
             return formed, [f"its {own!r} hides what it states where all samples and heads have the same mask"]
     of_keys = replace(call, options=call.options.with_masks_as("key_padding_mask"))
     ways_given = product((False, True), NUMBERS, polarities)
     calls = [(replace(of_keys, true_as=number, per_head=each), polarity) for each, number, polarity in ways_given]
-    ways = [_formed(check, kind, *each).without(OF_MASKS).claiming({Feature.KEY_PADDING}) for each in calls]
+    ways = [in_form(check, kind, *each).without(OF_MASKS).claiming({Feature.KEY_PADDING}) for each in calls]
     if found := mask_of_keys(check, ways, own, lambda way: has_effect(way, PADDED)):
         return found[0], [found[1]]
     errors = [check.run(case).error for case in (MASKED, BIASED)]
@@ -148,7 +152,7 @@ def with_one_head_in_groups(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
     assert isinstance(call, RenamedCall)
     if call.form is not MaskForm.FULL:
         return check
-    one = _formed(check, kind, replace(call, form=MaskForm.ONE_HEAD), check.claims.conventions.bool_mask)
+    one = in_form(check, kind, replace(call, form=MaskForm.ONE_HEAD), check.claims.conventions.bool_mask)
     return one if takes_one_head_alone(check, one) else check
 
 
@@ -165,7 +169,8 @@ def with_masks_of_samples(check: ClaimCheck) -> dict[str, RenamedCall]:
 def with_padding_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
     """The check with what True in a mask of keys means, where that is the opposite of what it is meant to mean.
 
-    As in torch.nn.MultiheadAttention it may hide a key, in a function whose other masks show one by it.
+    As in torch.nn.MultiheadAttention it may hide a key, in a function whose other masks show one by it. Where neither
+    is seen, its documentation states it.
     """
     call = check.function
     assert isinstance(call, RenamedCall)
@@ -175,13 +180,14 @@ def with_padding_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
     if Feature.KEY_PADDING not in check.claims or has_effect(check, PADDED):
         return check
     other = kind.check(replace(call, hides_padding=True), check.claims, check.device, check.dtype)
-    if not has_effect(other, PADDED):
+    stated = documented_polarity(as_written(call.function), own)
+    if not has_effect(other, PADDED) and stated in (None, check.claims.conventions.bool_mask):
         return check
     means = "masked out" if check.claims.conventions.bool_mask is Polarity.MAY_ATTEND else "may attend"
     return replace(check, function=other.function).stating(f"True in its {own!r} means {means}")
 
 
-def _formed(check: ClaimCheck, kind: ArrayKind, call: RenamedCall, polarity: Polarity) -> ClaimCheck:
+def in_form(check: ClaimCheck, kind: ArrayKind, call: RenamedCall, polarity: Polarity) -> ClaimCheck:
     """The check of a call that takes its masks in a form."""
     claims = replace(check.claims, conventions=replace(check.claims.conventions, bool_mask=polarity))
     claims = replace(claims, fit=partial(fit_form, form=call.form)) if call.form in SHAPES else claims

@@ -31,6 +31,7 @@ from attention_conformance.implementations.discovery.documented import (
 from attention_conformance.implementations.discovery.extras import ignored_parts, returns_scores
 from attention_conformance.implementations.discovery.functions.bucket_tables import with_bucket_table
 from attention_conformance.implementations.discovery.functions.dropout_forms import with_dropout_form
+from attention_conformance.implementations.discovery.functions.fewer_mask_axes import with_mask_axes
 from attention_conformance.implementations.discovery.functions.function_calls import (
     JAX,
     NUMPY,
@@ -41,7 +42,6 @@ from attention_conformance.implementations.discovery.functions.function_calls im
 )
 from attention_conformance.implementations.discovery.functions.function_implementation import implementation_of
 from attention_conformance.implementations.discovery.functions.function_masks import (
-    with_all_axes,
     with_mask_form,
     with_one_head_in_groups,
     with_padding_as_seen,
@@ -267,7 +267,7 @@ def _usual_candidate(
     if not interface and open_mask and "bool-mask" not in settings:
         check, masks = with_mask_form(check, kind)
     elif not interface:
-        check, masks = without_refused_masks(with_all_axes(check, kind))
+        check, masks = without_refused_masks(with_mask_axes(check, kind))
     if not interface and "bool-mask" not in settings:
         check = with_padding_as_seen(check, kind)
     published_flag = options.spelled.get("is_causal") == PUBLISHED_FLAG

@@ -1,0 +1,51 @@
+"""Masks of fewer axes: of functions that document no other, or that are given the number of heads as torch's is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, ClaimCheck
+from attention_conformance.implementations.discovery.documented import (
+    as_written,
+    states_numbers_alone,
+    states_two_axes_alone,
+)
+from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
+from attention_conformance.implementations.discovery.functions.function_masks import in_form, with_all_axes
+from attention_conformance.implementations.discovery.modules.module_masks import shaped
+from attention_conformance.implementations.discovery.vocabulary import MaskForm
+from attention_conformance.spec.features import Feature
+
+KINDS = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
+OF_HEADS_IN_SAMPLES = (MaskForm.EITHER, MaskForm.FLAT, MaskForm.SAMPLE, MaskForm.SHARED)
+"""As torch.nn.functional.multi_head_attention_forward takes them, or fewer."""
+
+
+def with_mask_axes(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
+    """The check of a call that gives masks as many axes as are taken, where all of four raise.
+
+    A name that is published promises four, unless other words or the number of heads among its parameters state that
+    masks are those of torch.nn.MultiheadAttention.
+    """
+    call = check.function
+    assert isinstance(call, RenamedCall)
+    if (own := call.options.spelled.get("bool_mask", "")) and states_numbers_alone(as_written(call.function), own):
+        cases = {Feature.FLOAT_MASK: BIASED}
+    else:
+        cases = KINDS
+    cases = {feature: case for feature, case in cases.items() if feature in check.claims}
+    if not cases or not all(check.run(case).error for case in cases.values()):
+        return with_all_axes(check, kind)
+    for form in _forms(call, own):
+        fewer = in_form(check, kind, replace(call, form=form), check.claims.conventions.bool_mask)
+        if not any(fewer.run(shaped(case, form)).error for case in cases.values()):
+            kept = fewer.without(KINDS.keys() - cases.keys())
+            return kept.stating(f"its {own!r} is given as {form}")
+    return with_all_axes(check, kind)
+
+
+def _forms(call: RenamedCall, own: str) -> tuple[MaskForm, ...]:
+    if own and states_two_axes_alone(as_written(call.function), own):
+        return (MaskForm.SHARED,)
+    laid_out = getattr(call.function, "call", None)  # whose class needs torch
+    return OF_HEADS_IN_SAMPLES if own and getattr(laid_out, "heads", "") else ()
