@@ -39,7 +39,7 @@ def as_written(function: object) -> object:
 
 def documented_polarity(target: object, name: str) -> Polarity | None:
     """What True in a mask means by every sentence that states it; None where none does, or two contradict."""
-    matches = (match for line in _lines(target, name) for match in STATED.finditer(line))
+    matches = (match for line in said_of(target, name) for match in STATED.finditer(line))
     stated = {_polarity(match) for match in matches if not _is_of_another(match, name)}
     return stated.pop() if len(stated) == 1 else None
 
@@ -102,7 +102,7 @@ def states_masks_of_keys(target: object, name: str) -> bool:
 
 
 OF_PAIRS = re.compile(
-    r"\( ?(?!(?:b|n|bs|bsz|batch\w*) ?,)(?:l|t|n|s|q|len|\w*(?:len|length|_q|lq|query|queries|tgt|target)\w*) ?, ?[\w.]+ ?\)",
+    r"\( ?(?!(?:b|n|bs|bsz|batch\w*) ?,)(?:l|t|n|s|q|\w*(?:len|_q|lq|query|queries|tgt|target)\w*) ?, ?[\w.]+ ?\)",
     re.IGNORECASE,
 )
 """A shape of two axes, of queries and of keys."""
@@ -147,7 +147,7 @@ INTEGERS = re.compile(r"\b0 ?(?:/|and|or) ?1\b|\b1 ?(?:/|and|or) ?0\b|\bint(?:s|
 
 def states_integers(target: object, name: str) -> bool:
     """Whether its documentation states that a mask may be one of integers."""
-    return any(INTEGERS.search(line) for line in _lines(target, name))
+    return any(INTEGERS.search(line) for line in said_of(target, name))
 
 
 NUMBERS = re.compile(r"\bfloats?\b|\badd(?:ed|itive)\b", re.IGNORECASE)
@@ -161,7 +161,7 @@ ADDED = re.compile(r"\bfloats?\b[^.;]{0,40}\badd(?:ed|itive)\b", re.IGNORECASE)
 
 def states_added_numbers(target: object, name: str) -> bool:
     """Whether its documentation states that numbers in a mask are added."""
-    return any(ADDED.search(line) for line in _lines(target, name))
+    return any(ADDED.search(line) for line in said_of(target, name))
 
 
 def states_numbers_alone(target: object, name: str) -> bool:
@@ -176,7 +176,7 @@ QUOTED = re.compile(r"""(["'`])([\w-]+)\1""")
 
 def stated_texts(target: object, name: str) -> list[str]:
     """The quoted words next to the name of an option in its documentation, each once."""
-    return list(dict.fromkeys(each[2] for line in _lines(target, name) for each in QUOTED.finditer(line)))
+    return list(dict.fromkeys(each[2] for line in said_of(target, name) for each in QUOTED.finditer(line)))
 
 
 OF_BOOLEANS = re.compile(r"\bbool(?:ean)?s?\b", re.IGNORECASE)
@@ -193,7 +193,7 @@ def states_booleans_alone(target: object, name: str) -> bool:
 
 def _of_mask(target: object, name: str) -> list[str]:
     """What is said of the mask of this name: what is said of another one is none of it."""
-    own = [rest for line in _lines(target, name) for rest in re.split(rf"\b{re.escape(name)}\b", line)[1:]]
+    own = [rest for line in said_of(target, name) for rest in re.split(rf"\b{re.escape(name)}\b", line)[1:]]
     return [re.split(r"\w*_mask\b", rest)[0] for rest in own]
 
 
@@ -204,7 +204,7 @@ def _polarity(match: re.Match[str]) -> Polarity:
     return Polarity.MAY_ATTEND if (shows != negated) != of_false else Polarity.MASKED_OUT
 
 
-def _lines(target: object, name: str) -> list[str]:
+def said_of(target: object, name: str) -> list[str]:
     """The paragraphs of its documentation and comments that name the mask: a line with those that go on with it."""
     documents = documents_of(target)
     comments = [line for line in _comments(target) if not OF_OTHERS.search(line)]

@@ -141,15 +141,16 @@ OF_OTHER_SLOPES = re.compile(
 OF_SLOPES = re.compile(r"slopes?(?![a-z])|alibi", re.IGNORECASE)
 
 
-def states_alibi(target: object) -> bool:
+def states_alibi(target: object, option: str = "") -> bool:
     """Whether it has the slopes of ALiBi by its name or documentation, or by those of what makes its slopes.
 
-    A sentence on other slopes anywhere leaves that open.
+    A sentence on other slopes anywhere leaves that open, and the name of an option alone states nothing.
     """
     makers = [each for each in _callees(target) if OF_SLOPES.search(f"{each.__name__} {inspect.getdoc(each) or ''}")]
     sentences = [each for owner in (target, *makers) for each in split(documents_of(owner))]
     named = any(OF_ALIBI.search(getattr(owner, "__name__", "")) for owner in (target, *makers))
-    of_alibi = named or any(stated(OF_ALIBI, each) for each in sentences)
+    apart = (each.replace(option, "") if option else each for each in sentences)
+    of_alibi = named or any(stated(OF_ALIBI, each) for each in apart)
     return of_alibi and not any(OF_SLOPES.search(each) and OF_OTHER_SLOPES.search(each) for each in sentences)
 
 

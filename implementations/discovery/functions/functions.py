@@ -65,16 +65,13 @@ from attention_conformance.implementations.discovery.functions.one_key_head impo
 )
 from attention_conformance.implementations.discovery.functions.one_length import without_other_lengths
 from attention_conformance.implementations.discovery.functions.one_sample import OneSample, of_one_sample
+from attention_conformance.implementations.discovery.functions.own_slopes import without_own_slopes
 from attention_conformance.implementations.discovery.functions.served import Served
 from attention_conformance.implementations.discovery.functions.several_needed import with_what_is_needed
 from attention_conformance.implementations.discovery.functions.shaped_tables import limited
 from attention_conformance.implementations.discovery.functions.size_limits import fit_few_heads, with_size_limits
 from attention_conformance.implementations.discovery.functions.suited import suited_in_size
-from attention_conformance.implementations.discovery.functions.table_forms import (
-    with_narrow_tables,
-    with_slopes_of_samples,
-    with_table_form,
-)
+from attention_conformance.implementations.discovery.functions.table_forms import with_other_forms, with_table_form
 from attention_conformance.implementations.discovery.functions.unknown_options import unknown_options
 from attention_conformance.implementations.discovery.grouped_masks import without_masks_of_heads
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
@@ -257,7 +254,7 @@ def _usual_candidate(
     check, kind, plain = suited_in_size(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, expected := "an array" if kind in (NUMPY, JAX) else "a tensor")
     check_not_alone(plain, expected)
-    check, limits = with_size_limits(check)
+    check, limits = with_size_limits(without_own_slopes(check))
     written = as_written(function)
     check, lengths = (check, []) if interface else without_other_lengths(check, written)
     limits = [*limits, *lengths]
@@ -305,7 +302,7 @@ def _usual_candidate(
     check, refuted = option_claims(check, options.named.features | known)
     if not published and not interface:
         check = without_masks_of_heads(with_one_head_in_groups(check, kind))
-    check, refuted = with_slopes_of_samples(with_narrow_tables(check)), [*tables, *refuted]
+    check, refuted = with_other_forms(check), [*tables, *refuted]
     found = extras_seen(check, plain, extents(claims), returns_scores(written))
     extras = tuple(e for e in found if e.name != "averaged_weights")
     if "returned-weights" not in settings:

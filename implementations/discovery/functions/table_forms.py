@@ -47,6 +47,11 @@ def with_table_form(
     return check.without({Feature.ROTARY_TABLES}), [note]
 
 
+def with_other_forms(check: ClaimCheck) -> ClaimCheck:
+    """The check with the claims of narrow tables and of slopes of samples that its answers show."""
+    return with_slopes_of_samples(with_narrow_tables(check))
+
+
 def with_narrow_tables(check: ClaimCheck) -> ClaimCheck:
     """The check with the claim of tables for the first components, where it answers with such and the others count."""
     if Feature.ROTARY_TABLES not in check.claims or Feature.ROTARY in check.claims:
