@@ -102,6 +102,11 @@ KNOWN_NAMES: Mapping[str, str] = {name: option for option, entry in OPTIONS.item
 """Every known parameter name, and an option that it takes."""
 
 
+def unfelt(name: str, heads: int) -> Any:
+    """The array for so many heads that changes nothing in a parameter of a known name; None for any other."""
+    return OPTIONS[KNOWN_NAMES[name]].unfelt(heads) if name in KNOWN_NAMES else None
+
+
 def is_open_mask(name: str) -> bool:
     """Whether a mask of this name hides keys, and states neither its form nor what True means in it."""
     words = {*name.lower().split("_")}
@@ -148,6 +153,7 @@ class MaskForm(StrEnum):
     """The shape in which a callable takes attention masks."""
 
     GIVEN = "any shape that broadcasts to (B, H, Lq, Lk)"
+    WHOLE_KEYS = "any shape that broadcasts to (B, H, Lq, Lk), with each key in its last axis"
     FULL = "(B, H, Lq, Lk)"
     ONE_HEAD = "(B, 1, Lq, Lk)"
     FLAT = "(B * H, Lq, Lk)"

@@ -30,11 +30,13 @@ from attention_conformance.implementations.discovery.signatures import (
     takes_any,
 )
 from attention_conformance.implementations.discovery.targets.loading import TargetError
-from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, INPUTS
+from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, INPUTS, unfelt
 from attention_conformance.spec.problem import DTYPES
 
 UNSURE = "unsure"
 """The evidence of a call whose layout no probe could settle."""
+LOWEST = float(np.finfo(np.float16).min)
+"""A logit that is finite in each dtype."""
 EXTENTS = (4, 16)
 """Extents of all axes alike; some kernels take multiples of 16 only."""
 KINDS = {"torch": "tensors", "numpy": "NumPy arrays", "jax": "arrays of JAX"}
@@ -62,6 +64,7 @@ class FunctionCall:
         extent, dtype: of all axes, and of the numbers, in the calls that showed it.
         always: what it is given in every call, by its own names.
         evidence: what was observed, by topic.
+        arrays: its parameters that are given an array for the heads in each call, which changes nothing.
     """
 
     framework: str
@@ -77,10 +80,15 @@ class FunctionCall:
     widths: tuple[str, ...] = ()
     dtype: str = PROBED[0]
     packed: bool = False
+    arrays: tuple[str, ...] = ()
 
 
-def find_call(function: Callable[..., Any], device: str, kinds: Iterable[str] = KINDS) -> FunctionCall:
+def find_call(
+    function: Callable[..., Any], device: str, kinds: Iterable[str] = KINDS, completed: bool = False
+) -> FunctionCall:
     """How the function is called, with arrays of one of these kinds.
+
+    `completed`: whoever calls it gives it such arrays of known names as it needs, which are left out of `always`.
 
     Raises:
         TargetError: no way was found; the message is that of the first attempt.
@@ -91,14 +99,15 @@ def find_call(function: Callable[..., Any], device: str, kinds: Iterable[str] = 
     packed = bool(heads) and not states_heads_in_samples(as_written(function))
     needed = [p.name for p in signature.parameters.values() if required(p) and p.name not in (*inputs, heads)]
     widths = tuple(name for name in needed if size_of(name) is Size.HEAD_WIDTH or name == "d_model")
+    arrays = tuple(name for name in needed if completed and unfelt(name, 1) is not None)
     why, unsure = "", None
     ranks = (3,) if heads else (4, 3, 2)
-    alternatives = list(always_given(signature, inputs, (heads, *widths)))
+    alternatives = list(always_given(signature, inputs, (heads, *widths, *arrays)))
     for dtype, always, rank, extent, framework in product(PROBED, alternatives, ranks, EXTENTS, kinds):
         if unsure is not None and dtype != unsure.dtype:
             break
         call = FunctionCall(framework, inputs, keyword, heads, extent, always, widths=widths, packed=packed)
-        call = replace(call, dtype=dtype)
+        call = replace(call, dtype=dtype, arrays=arrays)
         try:
             observed = _observed_call(Attempt(function, call, rank, device))
         except TargetError as error:
@@ -167,6 +176,8 @@ class Attempt:
         given = [self._native(array, requires_grad) for array in arrays]
         options = {**self.call.always, **({self.call.heads: 2} if self.call.heads else {})}
         options |= dict.fromkeys(self.call.widths, self.call.extent // (2 if self.call.packed else 1))
+        heads = 2 if self.call.heads else arrays[0].shape[self.call.axes.find("H") if self.call.axes else 0]
+        options |= {name: self._native(np.maximum(unfelt(name, heads), LOWEST)) for name in self.call.arrays}
         if self.call.keyword:
             options |= dict(zip(self.call.inputs, given, strict=True))
             given = []
@@ -176,7 +187,7 @@ class Attempt:
             raise TargetError(f"called with {KINDS[self.call.framework]} of shape {shape}: {outcome.error}")
         return outcome.value
 
-    def _native(self, array: Floats, requires_grad: bool) -> Any:
+    def _native(self, array: Floats, requires_grad: bool = False) -> Any:
         array = array.astype(DTYPES[self.call.dtype])
         if self.call.framework == "torch":
             return to_tensor(array).to(self.device).requires_grad_(requires_grad)

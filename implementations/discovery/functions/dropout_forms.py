@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 from attention_conformance.implementations.api.global_state import torch_seeded
 from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
 from attention_conformance.implementations.discovery.probe import first_part
-from attention_conformance.implementations.discovery.signatures import required, signature_of
+from attention_conformance.implementations.discovery.signatures import required, signature_of, unfelt_like
+from attention_conformance.implementations.discovery.vocabulary import unfelt
 from attention_conformance.spec.optional import optional
 
 torch = optional("torch")
@@ -99,21 +100,28 @@ def _may_drop(default: object) -> bool:
 
 def _drops(form: DropoutForm) -> bool:
     """Whether the same call gives other answers each time with dropout, and the same without."""
-    return any(_drops_in(form, SIZE[axis:]) for axis in range(3))
+    needed = [p.name for p in [*signature_of(form).parameters.values()][3:] if required(p)]
+    arrays = [name for name in needed if unfelt(name, 1) is not None]
+    if arrays:
+        return any(_drops_in(form, SIZE, {name: unfelt(name, heads) for name in arrays}) for heads in SIZE[1:3])
+    return any(_drops_in(form, SIZE[axis:], {}) for axis in range(3))
 
 
-def _drops_in(form: DropoutForm, size: tuple[int, ...]) -> bool:
-    plain = [_answer(form, size, 0.0, seed) for seed in (1, 2)]
-    dropped = [_answer(form, size, RATE, seed) for seed in (1, 2)]
+def _drops_in(form: DropoutForm, size: tuple[int, ...], given: Mapping[str, Any]) -> bool:
+    plain = [_answer(form, size, given, 0.0, seed) for seed in (1, 2)]
+    dropped = [_answer(form, size, given, RATE, seed) for seed in (1, 2)]
     if any(each.error for each in (*plain, *dropped)):
         return False
     return _same(*plain) and not _same(*dropped)
 
 
-def _answer(form: DropoutForm, size: tuple[int, ...], rate: float, seed: int) -> CallOutcome[Any]:
+def _answer(
+    form: DropoutForm, size: tuple[int, ...], given: Mapping[str, Any], rate: float, seed: int
+) -> CallOutcome[Any]:
     inputs = torch.randn(3, *size, generator=torch.Generator().manual_seed(5))
+    options = {name: unfelt_like(inputs, array) for name, array in given.items()}
     with torch_seeded(seed):
-        return safe_call(partial(form, *inputs, dropout_p=rate))
+        return safe_call(partial(form, *inputs, dropout_p=rate, **options))
 
 
 def _same(one: CallOutcome[Any], other: CallOutcome[Any]) -> bool:

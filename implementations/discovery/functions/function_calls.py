@@ -149,6 +149,8 @@ class RenamedCall:
     def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
         if self.form is MaskForm.NO_HEADS and mask.ndim > 2 and mask.shape[-3] > 1:
             return mask
+        if self.form is MaskForm.WHOLE_KEYS:
+            shape = (*mask.shape[:-1], shape[-1])
         whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)
         of_samples = dict.fromkeys((MaskForm.SAMPLE, MaskForm.NO_HEADS), whole[:, 0])
         if self.form in (MaskForm.FLAT, MaskForm.EITHER):

@@ -116,7 +116,7 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         formed = in_form(check, kind, replace(call, form=form), polarity)
         if has_effect(formed, shaped(MASKED, form)):
             if not any(formed.run(shaped(each, form)).error for each in OF_FEWER_AXES):
-                return formed, [GIVEN_WHOLE.format(own)] if form is MaskForm.FULL else []
+                return _with_whole_keys(formed, kind), [GIVEN_WHOLE.format(own)] if form is MaskForm.FULL else []
             rigid = rigid or formed  # it may be one that has to have fewer axes
         added = formed.without({Feature.BOOL_MASK})
         if (
@@ -125,7 +125,8 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
             and has_effect(added, shaped(ADDED, form))
             and not _masks(formed, form)
         ):
-            return (each := with_all_axes(added, kind)), [GIVEN_WHOLE.format(own)] if each is not added else []
+            each = with_all_axes(added, kind)
+            return _with_whole_keys(each, kind), [GIVEN_WHOLE.format(own)] if each is not added else []
     if rigid is not None:
         return rigid, []
     for polarity, form in product(polarities, FORMS):
@@ -144,6 +145,19 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         return found[0], [found[1]]
     errors = [check.run(case).error for case in (MASKED, BIASED)]
     return (check.without(OF_MASKS), [unclaimed("masks", errors[0])]) if all(errors) else (check, [])
+
+
+def _with_whole_keys(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
+    """The check of a call that gives a mask with one number for all keys as one for each, where the former raises."""
+    call, polarity = check.function, check.claims.conventions.bool_mask
+    assert isinstance(call, RenamedCall)
+    kinds = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
+    given = next((case for feature, case in kinds.items() if feature in check.claims), MASKED)
+    of_queries = replace(given, mask_shape=MaskShape.QUERIES)
+    if call.form is not MaskForm.GIVEN or not check.run(of_queries).error:
+        return check
+    whole = in_form(check, kind, replace(call, form=MaskForm.WHOLE_KEYS), polarity)
+    return check if whole.run(of_queries).error else whole
 
 
 def with_one_head_in_groups(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:

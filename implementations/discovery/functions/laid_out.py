@@ -249,7 +249,7 @@ def laid_out(function: Callable[..., Any], device: str) -> tuple[LaidOut, ...]:
     """The ways in which the suite can call it in a layout of its own; none where none is seen, or not sure."""
     kinds = [kind for kind in KINDS if kind != "jax" or "jax" in sys.modules]
     try:
-        call = find_call(function, device, kinds)
+        call = find_call(function, device, kinds, completed=True)
     except TargetError:
         return ()
     unstated = call.axes.endswith("DL") and not states_columns(as_written(function))

@@ -13,11 +13,12 @@ from attention_conformance.implementations.discovery.functions.answers import wi
 from attention_conformance.implementations.discovery.functions.calls import always_given, call_inputs
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.probe import parts_of, shape_of
-from attention_conformance.implementations.discovery.signatures import signature_of
+from attention_conformance.implementations.discovery.signatures import required, signature_of, unfelt_like
+from attention_conformance.implementations.discovery.vocabulary import unfelt
 
 LAYOUTS = {True: (2, 3, 5, 4), False: (2, 5, 3, 4)}
 """Inputs with heads before tokens, and behind them."""
-MERGED = (2, 5, 12)
+MERGED, MERGED_HEADS = (2, 5, 12), 3
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,12 @@ def with_plain_output(function: Callable[..., Any], device: str) -> Callable[...
     inputs = None if signature is None else safe_call(partial(call_inputs, signature)).value
     if signature is None or inputs is None or inputs[1]:
         return function
-    always = next(always_given(signature, inputs[0]), {})
+    arrays = [p.name for p in signature.parameters.values() if required(p) and unfelt(p.name, 1) is not None]
+    always = next(always_given(signature, inputs[0], (*arrays,)), {})
     for heads_first, shape in LAYOUTS.items():
         for x in of_each_kind(shape):
-            parts = parts_of(safe_call(partial(function, x, x, x, **always)).value)
+            given = {name: unfelt_like(x, unfelt(name, MERGED_HEADS)) for name in arrays}
+            parts = parts_of(safe_call(partial(function, x, x, x, **always, **given)).value)
             if parts and shape_of(parts[0]) == MERGED:
                 return HeadsApart(function, heads_first)
     return function
