@@ -9,11 +9,16 @@ from attention_conformance.implementations.discovery.documented import (
     OF_OTHERS,
     documents_of,
     parameters_of,
+    said_of,
     sentences_of,
     split,
 )
 from attention_conformance.spec.conventions import EmptyRow
 
+AT_LEAST_ONE = re.compile(
+    r"(?:>=|≥) ?1\b|> ?0\b|\b(?:at least (?:1|one)|positive|non-?zero|never (?:0|zero|empty))\b", re.I
+)
+"""Words for lengths that are not 0."""
 NO_KEY = r"no (?:\w+ )?(?:keys?|elements?|tokens?|positions?|items?|entr(?:y|ies)|neighbou?rs?)"
 WITHOUT_KEYS = re.compile(
     r"\b(?:(?:fully|completely|entirely)[- ]masked|empty rows?|without (?:any |a )?(?:visible |valid |allowed )?keys?"
@@ -38,6 +43,11 @@ def documented_empty_row(target: object) -> EmptyRow | None:
     """What it answers for a row without keys by the one sentence that states it; None where there is none such."""
     stated = {_answer(each) for each in sentences_of(target) if WITHOUT_KEYS.search(each)}
     return stated.pop() if len(stated) == 1 else None
+
+
+def states_keys_in_each_sample(target: object, lengths: str) -> bool:
+    """Whether its documentation states of its lengths of samples that none is 0."""
+    return any(map(AT_LEAST_ONE.search, said_of(target, lengths)))
 
 
 GIVEN = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from attention_conformance.implementations.api.contract import Claims, Fit, Unsu
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.always import rows
 from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
+from attention_conformance.implementations.discovery.documented import as_written
+from attention_conformance.implementations.discovery.documented_rows import states_keys_in_each_sample
 from attention_conformance.implementations.discovery.probe import Floats, near
 from attention_conformance.spec.cases import NOT_FIRST, Case, MaskKind, Padding, Pattern
 from attention_conformance.spec.conventions import Alignment, EmptyRow
@@ -181,11 +184,26 @@ def nan_of_length_0_as_seen(check: ClaimCheck) -> ClaimCheck:
 
 
 def without_refused_lengths(check: ClaimCheck) -> ClaimCheck:
-    """The check without samples and documents of length 0 where a statement of the function's own refuses them."""
+    """The check without samples and documents of length 0 where a statement of the function's own refuses them, its
+    documentation excludes them, or a kernel that reads a cache raises: its own key stands in that.
+    """
     for why, case in OF_LENGTH_0.items():
         if check.run(case).refused:
             check = _without(check, case, why)
-    return check
+    why = _has_a_key(check) if Feature.VALID_LENS in check.claims else ""
+    return _without(check, EMPTY_LENGTHS, why) if why else check
+
+
+def _has_a_key(check: ClaimCheck) -> str:
+    """Why each sample has a key, by documentation or as the own key of a query stands in a cache; else empty."""
+    call: Any = check.function
+    kernel = getattr(getattr(call, "function", None), "kernel", None)  # of `Served`
+    options = getattr(call, "options", None)
+    names = call.function.lengths if kernel else [options.spelled.get("valid_lens", "")] if options else []
+    if any(name and states_keys_in_each_sample(kernel or as_written(call), name) for name in names):
+        return "by its documentation no valid length is 0"
+    error = check.run(EMPTY_LENGTHS).error if kernel and call.function.cached else ""
+    return f"with a valid length of 0 it raises {error}" if error else ""
 
 
 def _without(check: ClaimCheck, left_out: Case, why: str) -> ClaimCheck:

@@ -243,6 +243,7 @@ def _claimed(check: ClaimCheck, name: str, meaning: NumberWindow, by: str = "") 
     options = replace(call.options, spelled={**call.options.spelled, "window_size": name}, window=meaning)
     cornered = Feature.CAUSAL in claims or Feature.CROSS not in claims or claims.premises.causal
     conventions = claims.conventions
+    cornered = cornered or conventions.causal_alignment is not Alignment.TOP_LEFT  # as where a cache is read
     if not cornered and (corner := next(_corners(check, name, meaning), None)) is not None:
         conventions = replace(conventions, causal_alignment=corner)
     features = claims.features | {Feature.WINDOW}

@@ -119,6 +119,11 @@ class Served:
         return reads_cache(self.parts)
 
     @property
+    def lengths(self) -> list[str]:
+        """Its parameters that are the numbers of keys."""
+        return [name for name, part in self.parts.items() if part is Part.LENGTHS]
+
+    @property
     def settings(self) -> dict[str, str]:
         """The conventions that follow."""
         return {"causal-alignment": "bottom-right-real"} if self.at_end else {}
