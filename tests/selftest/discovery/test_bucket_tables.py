@@ -10,7 +10,7 @@ T5 = """
 def t5_attention(q, k, v, {table}bidirectional=True, max_distance=128):
     at, places = torch.arange(k.shape[2]), torch.arange(q.shape[2])[:, None]
     far, count = {ahead}, len(own) // (2 if bidirectional else 1)
-    rows = (far > 0) * count if bidirectional else 0
+    rows = (far {later}) * count if bidirectional else 0
     far = far.abs() if bidirectional else (-far).clamp(min=0)
     exact = count // 2
     log = (far.clamp(min=1).float() / exact).log() / math.log(max_distance / exact) * (count - exact)
@@ -24,11 +24,18 @@ def t5_attention(q, k, v, {table}bidirectional=True, max_distance=128):
 
 @pytest.mark.parametrize("name", ["rel_bias", "bias_table"])
 @pytest.mark.parametrize(
-    ("ahead", "causal", "wrong"),
-    [("at - places", False, False), ("at - places", True, False), ("places - at", False, True)],
+    ("ahead", "later", "causal", "wrong"),
+    [
+        ("at - places", "> 0", False, False),
+        ("at - places", "> 0", True, False),
+        ("places - at", "> 0", False, True),
+        ("at - places", ">= 0", False, True),
+    ],
 )
-def test_the_table_of_buckets_has_any_name(make: Make, name: str, ahead: str, causal: bool, wrong: bool) -> None:
-    text = T5.format(table=f"{name}, ", ahead=ahead, causal=causal).replace("own", name)
+def test_the_table_of_buckets_has_any_name(
+    make: Make, name: str, ahead: str, later: str, causal: bool, wrong: bool
+) -> None:
+    text = T5.format(table=f"{name}, ", ahead=ahead, later=later, causal=causal).replace("own", name)
     made = make(text, "t5_attention")
     assert made.claims.conventions.default_scale is DefaultScale.ONE
     assert Feature.BUCKETED_BIAS in made.claims
