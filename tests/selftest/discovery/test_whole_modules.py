@@ -220,6 +220,8 @@ class f(nn.Module):
 OWN_SIZES = "class Sizes:\n    num_buckets, max_distance = 8, 20\n"
 KEPT_BUCKETS = OWN_SIZES + (
     BUCKETS.replace("self.num_buckets, self.max_distance = num_buckets, max_distance", "")
+    .replace(", num_buckets=8, max_distance=20", "")
+    .replace("Embedding(num_buckets", "Embedding(Sizes.num_buckets")
     .replace("self.max_distance", "self.cfg.max_distance")
     .replace("self.num_b", "self.cfg.num_b")
     .replace("super().__init__()", "super().__init__(); self.cfg = Sizes()")
