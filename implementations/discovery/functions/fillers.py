@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.discovery.causal_names import is_causal_flag
+from attention_conformance.implementations.discovery.functions.block_sizes import OF_KEYS, OF_QUERIES
 from attention_conformance.implementations.discovery.functions.given_sizes import BLOCK, Count, counts
 from attention_conformance.implementations.discovery.functions.needed_cap import HUGE
 from attention_conformance.implementations.discovery.signatures import unfelt_like
@@ -46,27 +47,44 @@ class Filler:
     Attributes:
         words: that, for a note.
         value: it, of the query, the key and their axes.
+        judged: whether other values are given to it, too.
     """
 
     words: str
     value: Callable[[Any, Any, Axes], Any]
+    judged: bool = True
 
 
 def fillers(parameter: inspect.Parameter) -> list[Filler]:
     """What may change nothing in a parameter, the likelier first; nothing where that is unknown."""
     name, words = parameter.name, {*parameter.name.lower().split("_")}
     option = KNOWN_NAMES.get(name)
-    if "drop" in name:
+    found = _of_flag(parameter) or (_of_mask() if is_mask(name) else _of_number(name, words, option))
+    if found or option is not None:
+        return found or _of_option(option or "")
+    if words & PLACES and words & {*OF_QUERIES, *OF_KEYS}:
+        return _of_places(words)
+    return [Filler(_in_words(count), partial(_count, count)) for count in counts(name)]
+
+
+def _of_flag(parameter: inspect.Parameter) -> list[Filler]:
+    """What switches dropout, training and causality off."""
+    off = {"training": False, "deterministic": True}
+    if "drop" in parameter.name:
         return [_always(0.0)]
-    if is_causal_flag(parameter) or name == "training":
-        return [_always(False)]
-    if name == "deterministic":
-        return [_always(True)]
-    if is_mask(name):
-        seen = (True, False)
-        shapes = (_of_pairs, _of_keys)
-        masks = [Filler("a mask", partial(shape, value)) for shape in shapes for value in seen]
-        return [_always(None), *masks, Filler("zeros", partial(_of_pairs, 0.0))]
+    if is_causal_flag(parameter) or parameter.name in off:
+        return [_always(off.get(parameter.name, False))]
+    return []
+
+
+def _of_mask() -> list[Filler]:
+    shapes = (_of_pairs, _of_keys)
+    masks = [Filler("a mask", partial(shape, value)) for shape in shapes for value in (True, False)]
+    return [_always(None), *masks, Filler("zeros", partial(_of_pairs, 0.0))]
+
+
+def _of_number(name: str, words: set[str], option: str | None) -> list[Filler]:
+    """Of scales, bounds, windows and numbers of keys."""
     if option == "scale":
         return [Filler("1 / sqrt(d_k)", lambda query, key, axes: query.shape[-1] ** -0.5)]
     if option == "softcap":
@@ -75,14 +93,10 @@ def fillers(parameter: inspect.Parameter) -> list[Filler]:
         known = [_always(None)] if option is not None else []
         return [*known, Filler("a window of all tokens", _all_tokens), _always((-1, -1))]
     if words & {"topk", "top"} and words <= CHOSEN:
-        return [Filler("the number of keys", lambda query, key, axes: key.shape[axes.tokens])]
+        return [Filler("the number of keys", lambda query, key, axes: key.shape[axes.tokens], judged=False)]
     if name.lower() in LOGIT_SCALES:
         return [Filler("ones", partial(_ones, rank)) for rank in (3, 1, 0)] + [_always(1.0)]
-    if option is not None:
-        return _of_option(option)
-    if words & PLACES and words & {"q", "query", "k", "kv", "key", "keys", "queries"}:
-        return _of_places(words)
-    return [Filler(_in_words(count), partial(_count, count)) for count in counts(name)]
+    return []
 
 
 def is_mask(name: str) -> bool:
@@ -111,7 +125,7 @@ def _always(value: object) -> Filler:
 
 
 def _of_places(words: set[str]) -> list[Filler]:
-    of_query = bool(words & {"q", "query", "queries"})
+    of_query = bool(words & OF_QUERIES)
     return [Filler("0, 1, 2, ...", partial(_places, of_query, rank)) for rank in (1, 2)]
 
 

@@ -67,7 +67,7 @@ from attention_conformance.implementations.discovery.functions.one_length import
 from attention_conformance.implementations.discovery.functions.one_sample import OneSample, of_one_sample
 from attention_conformance.implementations.discovery.functions.own_slopes import without_own_slopes
 from attention_conformance.implementations.discovery.functions.served import Served
-from attention_conformance.implementations.discovery.functions.several_needed import with_what_is_needed
+from attention_conformance.implementations.discovery.functions.several_needed import unjudged, with_what_is_needed
 from attention_conformance.implementations.discovery.functions.shaped_tables import limited
 from attention_conformance.implementations.discovery.functions.size_limits import fit_few_heads, with_size_limits
 from attention_conformance.implementations.discovery.functions.suited import suited_in_size
@@ -134,7 +134,9 @@ def function_candidate(
     needed = with_dropout_form(function) or with_bucket_table(function) or with_what_is_needed(function)
     if needed is not None:
         made = limited(needed, function_candidate(name, needed, settings, device, premises))
-        return replace(made, about=f"{made.about}; {needed.about}", stated=(*made.stated, needed.about))
+        findings = {**made.findings, **unjudged(needed)}
+        about = f"{made.about}; {needed.about}"
+        return replace(made, about=about, stated=(*made.stated, needed.about), findings=findings)
     function = with_plain_output(function, device)
     usual = partial(_usual_candidate, name, settings=settings, device=device, premises=premises)
     try:

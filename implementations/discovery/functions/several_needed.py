@@ -118,6 +118,12 @@ def _answers(made: SeveralNeeded) -> bool:
     return any(shape_of(first_part(safe_call(partial(made, x, x, x)).value)) == tuple(x.shape) for x in every)
 
 
+def unjudged(function: object) -> dict[str, str]:
+    """What it is given alike in each call, with the reason why that is not judged."""
+    given = function.fillers.items() if isinstance(function, SeveralNeeded) else ()
+    return {name: f"not judged: given {filler.words} in each call" for name, filler in given if not filler.judged}
+
+
 def has_tables(function: object) -> bool:
     """Whether it is always given tables that are those of queries and of keys, so that there are as many of both."""
     while function is not None:

@@ -99,6 +99,7 @@ def test_a_value_in_the_place_of_a_key_next_to_tables(make: Make) -> None:
 def test_as_many_keys_as_there_are(make: Make, width: str, clause: str) -> None:
     made = make(BEST.format(width=width, below="<"))
     assert "the number of keys in 'topk'" in made.about
+    assert "not judged" in made.findings["topk"]
     assert failing(made, "scores.scale-default", "scores.dot-product") >= ({clause} if clause else set())
     if not clause:
         assert_conforms(made)
