@@ -17,14 +17,15 @@ SETTING = re.compile(r"\b(config|cfg|conf|args|opts?|hparams|params)\.\w*(causal
 """What a choice in an object of settings looks like."""
 
 
-FLAG_WORDS = {"causal", "is", "use", "apply", "with", "mask", "masked", "masking", "attn", "attention"}
+CAUSAL = {"causal", "causality"}
+FLAG_WORDS = {*CAUSAL, "is", "use", "apply", "with", "mask", "masked", "masking", "attn", "attention"}
 """Words that the name of a flag of causality consists of."""
 
 
 def is_causal_flag(parameter: inspect.Parameter) -> bool:
     """Whether it is a flag of a triangle: by a known name, or a boolean one of causality in other words."""
     words = {*parameter.name.lower().split("_")}
-    own = isinstance(parameter.default, bool) and "causal" in words and words <= FLAG_WORDS
+    own = isinstance(parameter.default, bool) and bool(words & CAUSAL) and words <= FLAG_WORDS
     return own or parameter.name in OPTIONS["is_causal"].parameters
 
 

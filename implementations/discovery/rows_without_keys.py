@@ -34,6 +34,7 @@ EMPTY_SAMPLES = (Padding.EMPTY_SAMPLE, Padding.EMPTY_LENGTHS)
 EMPTIED_BY = {Feature.BOOL_MASK: ("bool_mask", MASKED), Feature.FLOAT_MASK: ("float_mask", ADDED)}
 """The option and the case of each kind of mask."""
 NAN_OR_NUMBER = "a row without keys gets nan, and a number where there is one key"
+OF_ONE_DTYPE = f"a row without keys gets {EmptyRow.UNIFORM} in float32, and another answer in float64"
 BY_MASKS = ("empty-row-bool", "empty-row-float", "empty-row-padding")
 """Conventions on rows that masks empty."""
 ROWS = ("bool", "float", "causal")
@@ -55,8 +56,10 @@ def empty_rows_as_seen(check: ClaimCheck, masked: Case, kinds: tuple[str, ...] =
     if answer is EmptyRow.NAN and _gives_one_key(check, empty, 1):
         return with_keys_in_each_row(check, NAN_OR_NUMBER)
     where = ("padding",) if kinds is ROWS and masked.padding is not Padding.NONE else kinds
-    return _answering(check, answer, *(f"empty-row-{each}" for each in where)).stating(
-        f"a row without keys gets {answer}"
+    check = _answering(check, answer, *(f"empty-row-{each}" for each in where))
+    otherwise = answer is EmptyRow.UNIFORM and _is_otherwise_in_float64(check, fitted)
+    return (
+        with_keys_in_each_row(check, OF_ONE_DTYPE) if otherwise else check.stating(f"a row without keys gets {answer}")
     )
 
 
@@ -265,6 +268,13 @@ def _sees_all_again(check: ClaimCheck, fitted: Case) -> bool:
     if fitted.padding is Padding.EMPTY_LENGTHS and np.allclose(got[at], whole[at], rtol=NOT_ADDED, atol=0.0):
         return False
     return near(got[at], whole[at], "float64")
+
+
+def _is_otherwise_in_float64(check: ClaimCheck, fitted: Case) -> bool:
+    """Whether a large number that is added, which leaves nothing of scores in float32, leaves something in float64."""
+    exact = replace(check, dtype="float64")
+    answers = _row(exact, build(fitted, "float64").forward_only(), fitted, 1) is not None
+    return answers and _empty_row(exact, fitted) is None
 
 
 def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | None:

@@ -126,7 +126,8 @@ def size_of(name: str) -> Size | None:
     lower = name.lower()
     if "drop" in lower:
         return Size.RATE
-    known = Size.WIDTH if name in ("dim_Q", "dim_K", "dim_V") else BY_NAME.get(lower)  # of the sets of Set Transformer
+    short = re.sub(r"dimensions?(?=_|$)", "dim", lower)
+    known = Size.WIDTH if name in ("dim_Q", "dim_K", "dim_V") else BY_NAME.get(lower, BY_NAME.get(short))  # of sets
     return Size.FLAG if lower.startswith(FLAGS) else known
 
 

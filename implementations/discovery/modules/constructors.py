@@ -29,6 +29,8 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     size_of,
     value_of,
 )
+from attention_conformance.implementations.discovery.modules.default_parts import default_parts
+from attention_conformance.implementations.discovery.modules.drawn_arrays import with_drawn
 from attention_conformance.implementations.discovery.modules.dropping import with_dropout
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.parameters import (
@@ -139,7 +141,7 @@ class Constructor:
         values = {name: value_of(size, embed_dim, num_heads) for name, size in self.globals.items()}
         sizes = Globals.of(self.kind, values)
         with sizes, one_group():
-            module = sizes.around(self._whole(embed_dim, num_heads, **options))
+            module = sizes.around(with_drawn(partial(self._whole, embed_dim, num_heads, **options)))
             if self.call is not None and any(map(is_lazy, module.parameters())):
                 with torch.no_grad():
                     self.call.plain(module, [torch.zeros(1, 2, embed_dim)] * 3, num_heads)
@@ -152,7 +154,7 @@ class Constructor:
         if "num_kv_heads" in self.spelled:
             given.setdefault(self.spelled["num_kv_heads"], num_heads)
         lengths = {name: longest(num_heads) for name, value in self.options.items() if value == LONGEST}
-        given = {**self.options, **lengths, **given}
+        given = {**default_parts(self.kind, embed_dim), **self.options, **lengths, **given}
         sizes = {name: value_of(size, embed_dim, num_heads, self.tokens) for name, size in self.sizes.items()}
         if self.settings:
             groups = {} if "num_kv_heads" in self.spelled else {"kv_heads": given.pop("num_kv_heads", 0)}
@@ -361,15 +363,6 @@ def built(make: Constructor, **widths: int) -> nn.Module:
         sizes = ", ".join(f"{n}={x}" for n, x in {"embed_dim": make.width, "num_heads": make.heads, **widths}.items())
         raise TargetError(f"it cannot be built with {sizes}: {outcome.error}")
     return outcome.value.float()
-
-
-def with_groups(make: Constructor) -> Constructor:
-    """The same, and whether fewer heads of keys and values in its settings change the shapes of its parameters."""
-    if not make.settings or make.kv_heads or "num_kv_heads" in make.spelled:
-        return make
-    outcomes = [safe_call(partial(built, make, **groups)).value for groups in ({}, {"num_kv_heads": 1})]
-    shapes = [[(n, p.shape) for n, p in each.named_parameters()] for each in outcomes if each is not None]
-    return replace(make, grouped=len(shapes) == 2 and shapes[0] != shapes[1])
 
 
 def resized(kind: type[nn.Module]) -> Iterator[tuple[str, type[nn.Module]]]:

@@ -1,7 +1,7 @@
 """Layouts of modules: which axis is that of the samples, which parameters are for which heads, and what that allows."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -59,6 +59,14 @@ def has_tables(make: Constructor) -> bool:
     with torch.random.fork_rng(devices=[]):
         module = built(make)
     return any(longest(make.heads) in each.shape for each in _arrays(module))
+
+
+def holds_table(make: Constructor) -> bool:
+    """Whether one of the parameters that are held has a row for each token or distance that it is built for."""
+    with torch.random.fork_rng(devices=[]):
+        module = built(replace(make, held={}))
+    held = (p for path, p in module.named_parameters() if any(each in make.held for each, _ in patterns(path)))
+    return any(max(each.shape, default=0) >= longest(make.heads) for each in held)
 
 
 def _arrays(module: nn.Module) -> Iterator[torch.Tensor]:

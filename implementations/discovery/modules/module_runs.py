@@ -14,10 +14,11 @@ from torch import nn
 from attention_conformance.implementations.adapters.mha_interface import build_mha
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import TorchModule, in_mode, torch_module
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.modules.built_otherwise import with_options
 from attention_conformance.implementations.discovery.modules.constructor_names import Size
-from attention_conformance.implementations.discovery.modules.constructors import Constructor
+from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.value_widths import of_width
 from attention_conformance.implementations.discovery.signatures import of_constructor, takes_any
 from attention_conformance.spec.problem import Problem
@@ -60,3 +61,12 @@ def built_for(make: Constructor, evaluating: bool, problem: Problem) -> nn.Modul
 def _offers_zero_attn(make: Constructor) -> bool:
     signature = of_constructor(make.kind)
     return "add_zero_attn" in signature.parameters or takes_any(signature, inspect.Parameter.VAR_KEYWORD)
+
+
+def with_groups(make: Constructor) -> Constructor:
+    """The same, and whether fewer heads of keys and values in its settings change the shapes of its parameters."""
+    if not make.settings or make.kv_heads or "num_kv_heads" in make.spelled:
+        return make
+    outcomes = [safe_call(partial(built, make, **groups)).value for groups in ({}, {"num_kv_heads": 1})]
+    shapes = [[(n, p.shape) for n, p in each.named_parameters()] for each in outcomes if each is not None]
+    return replace(make, grouped=len(shapes) == 2 and shapes[0] != shapes[1])

@@ -29,6 +29,7 @@ from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
     Chosen,
 )
+from attention_conformance.implementations.discovery.functions.size_limits import without_unequal_lengths
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.added_positions import positions_judged
@@ -36,9 +37,7 @@ from attention_conformance.implementations.discovery.modules.constructed_options
 from attention_conformance.implementations.discovery.modules.constructors import without_other_widths
 from attention_conformance.implementations.discovery.modules.context_masks import BOTH_MASKS
 from attention_conformance.implementations.discovery.modules.emptied_twice import without_rows_emptied_twice
-from attention_conformance.implementations.discovery.modules.layout import (
-    fit_of_heads,
-)
+from attention_conformance.implementations.discovery.modules.layout import fit_of_heads, holds_table
 from attention_conformance.implementations.discovery.modules.left_out import inputs_left_out, left_out, without_narrow
 from attention_conformance.implementations.discovery.modules.mask_ranks import unknown_masks
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
@@ -163,9 +162,12 @@ def module_candidate(
 
 
 def _without_refused_lengths(check: ClaimCheck, plan: ModulePlan) -> tuple[ClaimCheck, list[str]]:
-    """The check without keys of another length where a table of all distances is given, and these are refused."""
+    """The check without keys of another length where a table of all distances is given, and these are refused.
+
+    Where it keeps such a table, without the side that raises: nothing states at which positions its keys would be.
+    """
     if Feature.CROSS not in check.claims or not {*plan.call.tables.values()} & DISTANCES:
-        return check, []
+        return without_unequal_lengths(check) if holds_table(plan.make) else (check, [])
     refused = [outcome.error for outcome in map(check.run, UNEQUAL) if outcome.error]
     if len(refused) < len(UNEQUAL):
         return check, []

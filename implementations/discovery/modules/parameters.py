@@ -17,7 +17,7 @@ _PATTERNS = (
 _WORDS = {
     "q": ("q", "query", "queries"),
     "k": ("k", "key", "keys"),
-    "v": ("v", "value", "values"),
+    "v": ("v", "val", "value", "values"),
     "kv": ("kv",),
     "qkv": ("qkv",),
     "o": ("o", "out", "output", "concat"),

@@ -37,7 +37,6 @@ from attention_conformance.implementations.discovery.modules.constructors import
     LOOKS,
     Constructor,
     built,
-    with_groups,
 )
 from attention_conformance.implementations.discovery.modules.context_masks import with_own_mask_open
 from attention_conformance.implementations.discovery.modules.flag_masks import (
@@ -62,7 +61,7 @@ from attention_conformance.implementations.discovery.modules.module_masks import
     with_mask_form,
     with_one_head_in_groups,
 )
-from attention_conformance.implementations.discovery.modules.module_runs import module_run
+from attention_conformance.implementations.discovery.modules.module_runs import module_run, with_groups
 from attention_conformance.implementations.discovery.modules.narrow_windows import with_narrow_window
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.other_forms import refuse_other_forms

@@ -208,6 +208,7 @@ def read(module: nn.Module, answer: Answer, inputs: int, width: int, heads: int,
             one_key_head = islice(readings(rest, width, heads, 1), MOST)
             possible = [each for each in one_key_head if _complete(each, rest)]
         filling = _filling(found, held, fill)
+        possible.sort(key=_orders)
         added = all(is_added(slot) for slot in found if slot.pattern in held)
         if possible and likeliest is None and (not held or (added and fill == "zeros")):
             likeliest = replace(possible[0], held=filling)
@@ -239,6 +240,12 @@ def _filling(found: Sequence[Slot], held: Sequence[str], fill: str) -> dict[str,
 def _fits(slot: Slot, roles: str, width: int, heads: int) -> bool:
     """Whether it has the shape of weights of these roles, for as many key heads as query heads or for one."""
     return any(any(arrangements(slot, roles, width, heads, kv_heads)) for kv_heads in (0, 1))
+
+
+def _orders(reading: Reading) -> int:
+    """How many orders of axes its matrices have, inputs or outputs first: one is the likeliest."""
+    places = [p for p in reading.places.values() if isinstance(p, Arranged) and p.names[0][0] == "w"]
+    return len({p.axes[::-1] if p.names == ("w_o",) else p.axes for p in places})
 
 
 def _complete(reading: Reading, found: Sequence[Slot]) -> bool:

@@ -14,7 +14,7 @@ from attention_conformance.implementations.discovery.modules.parameters import W
 WORDS = {
     "q": {"q", "bq", "query", "queries", "wq", "toq", "toqueries", "toquery", "qs"},
     "k": {"k", "bk", "key", "keys", "wk", "tok", "tokeys", "tokey", "ks"},
-    "v": {"v", "bv", "value", "values", "wv", "tov", "tovalues", "tovalue", "vs"},
+    "v": {"v", "bv", "val", "vals", "value", "values", "wv", "tov", "tovalues", "tovalue", "vs"},
     "o": {
         "o",
         "wo",

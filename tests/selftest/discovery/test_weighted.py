@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
 
 TEXT = """
 D_MODEL, N_HEADS = 64, 4
@@ -107,3 +107,19 @@ def test_weights_in_other_forms(make: Make, form: str) -> None:
 def test_wrong_ones_are_accused(make: Make, form: str) -> None:
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(make(text(form, "x.shape[-1]")), "float64")
+
+
+VIEWED = """
+def f(Q, K, V, WQ, WK, WV, W0, mask, embedding_dimension: int, number_of_heads: int):
+    d = embedding_dimension // number_of_heads
+    q, k, v = (split(x @ w.T, number_of_heads) for x, w in ((Q, WQ), (K, WK), (V, WV)))
+    s = q @ k.mT / d**0.5 + mask.masked_fill(mask == 0, -torch.inf)
+    return (s.softmax(-1) @ v).transpose(1, 2).reshape(*Q.shape[:2], -1) @ W0.T
+"""
+SPLIT = "(x @ w.T).view(len(x), number_of_heads, -1, d)"
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_rows_of_weights_are_read_where_heads_are_split_by_a_view(make: Make, wrong: bool) -> None:
+    made = make(VIEWED.replace("split(x @ w.T, number_of_heads)", SPLIT) if wrong else VIEWED)
+    assert failing(made, "scores.dot-product") == ({"scores.dot-product"} if wrong else set())
