@@ -82,8 +82,10 @@ def _in_relations(name: str, loaded: object, refused: TargetError, device: str) 
     if not torch or not isinstance(loaded, type):
         return None
     from attention_conformance.implementations.discovery.modules.relations_alone import relations_alone  # imports torch
+    from attention_conformance.implementations.discovery.modules.squares_alone import square_alone
 
-    return safe_call(lambda: relations_alone(name, with_parameters(loaded), refused, device)).value
+    square = safe_call(lambda: square_alone(name, loaded)).value
+    return square or safe_call(lambda: relations_alone(name, with_parameters(loaded), refused, device)).value
 
 
 def candidates(targets: Sequence[str], load: Callable[[str], Implementation]) -> tuple[Implementation, ...]:

@@ -58,7 +58,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
         *("query_size", "key_size", "value_size", "channels", "in_channels", "units", "num_units", "dims", "embed"),
         *("hidden", "out_features", "inner_dim", "attn_dim", "attention_dim", "qkv_dim", "model_size", "feature_dim"),
         *("query_dim", "key_dim", "value_dim", "features", "n_emb", "n_dim", "num_features", "hid_dim", "d_emb"),
-        *("in_size", "out_size", "nx"),
+        *("in_size", "out_size", "nx", "n_dims"),
     ),
     Size.HEADS: (
         *HEAD_COUNTS,
@@ -108,6 +108,8 @@ ROTATIONS = (Size.ROTATION, Size.COSINES_SINES, Size.TURNS)
 """What a constructor may be given in place of rotations that are made elsewhere."""
 SQUARES = (Size.WINDOW_SIDE, Size.WINDOW_SIDES)
 """What states a square window."""
+IMAGE_SIDES = {"width", "height"}
+"""Names of two sides of an image, where both are there; one alone may be a width of channels."""
 EXACT = (*SQUARES, Size.TOKENS)
 WINDOWS = (Size.WINDOW, *EXACT)
 """What states the number of tokens that a module takes; the exact ones are a premise."""

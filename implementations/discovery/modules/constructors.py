@@ -17,9 +17,12 @@ from attention_conformance.implementations.adapters.torch_module import Place, P
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.bare import Globals, bare, holding, one_group
 from attention_conformance.implementations.discovery.modules.constructor_names import (
+    EXACT,
     GROUPS,
+    IMAGE_SIDES,
     LONGEST,
     ROTATIONS,
+    SQUARE,
     WINDOWS,
     Size,
     longest,
@@ -262,7 +265,8 @@ def constructor(kind: type[nn.Module]) -> Constructor:
     if known_sizes:
         own = own_names(CONSTRUCTOR_OPTIONS, set(parameters))
         usual = _scaling(parameters) | _layer(parameters)
-        return Constructor(kind, options=usual, sizes=known_sizes, rates=_rates(parameters), spelled=own)
+        make = Constructor(kind, options=usual, sizes=known_sizes, rates=_rates(parameters), spelled=own)
+        return replace(make, tokens=SQUARE) if make.window in EXACT else make
     sizes = [] if named else positional(signature)[:2]
     if not named:
         _check_sizes(kind, signature, sizes)
@@ -313,6 +317,7 @@ def _known_sizes(signature: inspect.Signature) -> dict[str, Size]:
     """
     parameters = [p for p in signature.parameters.values() if not is_variadic(p)]
     sizes = {p.name: size for p in parameters if (size := size_of(p.name)) and "Module" not in str(p.annotation)}
+    sizes |= dict.fromkeys(IMAGE_SIDES, Size.WINDOW_SIDE) if {*signature.parameters} >= IMAGE_SIDES else {}
     options = {name for option in CONSTRUCTOR_OPTIONS.values() for name in option.parameters}
     unknown = [p.name for p in parameters if required(p) and p.name not in {*sizes, *options}]
     usual = [sizes.get(p.name) for p in parameters[:2]] == [Size.WIDTH, Size.HEADS]

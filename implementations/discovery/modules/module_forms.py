@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from itertools import chain, islice
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,10 +45,16 @@ from attention_conformance.implementations.discovery.modules.query_key_norms imp
     query_key_norms,
     role_of,
 )
-from attention_conformance.implementations.discovery.modules.readings import read, with_whole_biases
+from attention_conformance.implementations.discovery.modules.readings import (
+    Answer,
+    Inputs,
+    Reading,
+    read,
+    with_whole_biases,
+)
 from attention_conformance.implementations.discovery.modules.slots import roles_of, slots
-from attention_conformance.implementations.discovery.modules.spatial import SURE, of_answer
-from attention_conformance.implementations.discovery.modules.template import Variant
+from attention_conformance.implementations.discovery.modules.spatial import CHANNELS_FIRST, SURE, by_view, of_answer
+from attention_conformance.implementations.discovery.modules.template import Slip, Variant
 from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import WEIGHTS_RETURNED
@@ -269,6 +276,8 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
         reading = with_whole_biases(reading, direct=False)
     unsure = call.spatial not in SURE and not _has_convolutions(built(make))
     if unsure and (reading is None or reading.variant is None):
+        reading = _read_by_view(make, answer, call)
+    if unsure and reading is None:
         raise UnknownFormError(f"its layout is unknown: {REMEDY}")
     if make.guessed and (reading is None or reading.variant is None):
         raise TargetError(f"what its constructor's {make.guessed[0]!r} is, is unknown: {REMEDY}")
@@ -290,6 +299,22 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
     if call.tap and not _answers_tokens(make, call):
         raise UnknownFormError(f"its {call.tap!r} answers in another layout than the whole: {REMEDY}")
     return make, call, None if reading is None else reading.variant
+
+
+def _read_by_view(make: Constructor, answer: Answer, call: ModuleCall) -> Reading | None:
+    """The reading of one that takes channels for tokens by a view alone, a mistake; None where it is none of these."""
+    for back in (lambda x: x, by_view) if call.spatial in CHANNELS_FIRST else ():
+
+        def answer_by_view(module: nn.Module, inputs: Inputs, back: Callable[..., Any] = back) -> torch.Tensor:
+            query, key, value = map(by_view, inputs)
+            output: torch.Tensor = back(answer(module, (query, key, value)))
+            return output
+
+        module = in_mode(built(make), False)
+        found = read(module, answer_by_view, call.inputs, make.width, make.heads, make.tokens)
+        if found is not None and found.variant is not None:
+            return replace(found, variant=replace(found.variant, known=False, slip=Slip.CHANNELS))
+    return None
 
 
 def _answers_tokens(make: Constructor, call: ModuleCall) -> bool:

@@ -189,7 +189,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     with torch.random.fork_rng(devices=[]):
         make, call, variant = found_form(kind, conventions.bool_mask)
         make = with_groups(make)
-        features = _features(make, call) | make.features
+        features = features_of(make, call) | make.features
     if variant is not None and variant.premises.rotary_base:
         conventions = replace(conventions, rotary_pairing=variant.pairing)
     if variant is not None and is_unscaled(kind, variant):
@@ -245,7 +245,8 @@ def _windows(module: nn.Module) -> list[int]:
     return [value for name, value in kept if "window" in words_of(name) and type(value) is int and value > 0]
 
 
-def _features(make: Constructor, call: ModuleCall) -> frozenset[Feature]:
+def features_of(make: Constructor, call: ModuleCall) -> frozenset[Feature]:
+    """What its parameters and its call claim."""
     features = ALWAYS | call.options.features
     features |= {feature for name, feature in BY_PARAMETER.items() if name in make.held_names(built(make))}
     features |= {Feature.INPUT_WIDTHS} if make.widths else set()

@@ -14,6 +14,8 @@ OF_SEQUENCES, HEADS_FIRST, HEADS_LAST = 5, 6, 7
 """Layouts of several sequences in each sample, of which there is one, and of answers (B, H, L, d) and (B, L, H, d)."""
 SURE = (0, OF_SEQUENCES, HEADS_FIRST, HEADS_LAST)
 """Layouts that an answer shows."""
+CHANNELS_FIRST = (1, 2)
+"""Layouts of inputs (B, E, ...)."""
 SPATIAL: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
     1: lambda x: x.transpose(1, 2).contiguous(),
     2: lambda x: x.transpose(1, 2).unsqueeze(-1).contiguous(),
@@ -24,6 +26,12 @@ SPATIAL: Mapping[int, Callable[[torch.Tensor], torch.Tensor]] = {
     HEADS_LAST: lambda x: x,
 }
 """An input (B, L, E) in the layouts of `ModuleCall.spatial`."""
+
+
+def by_view(x: torch.Tensor) -> torch.Tensor:
+    """Tokens (B, L, E) of the same numbers, of which channels first, viewed as tokens, are those that were given."""
+    batch, length, width = x.shape
+    return x.reshape(batch, width, length).mT.contiguous()
 
 
 def restored(call: Callable[[], Any], spatial: int, linear: bool) -> Any:

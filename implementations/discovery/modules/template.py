@@ -41,6 +41,7 @@ class Slip(Enum):
     ACROSS = "queries and keys divided by their lengths across heads"
     OVER_TOKENS = "queries and keys divided by their lengths over tokens"
     KEYS_OVER_TOKENS = "keys divided by their lengths over tokens, as where they are transposed first"
+    CHANNELS = "channels first, taken for tokens by a view alone"
     NEXT = "values with the weights of the keys after theirs, as where a sink's column is dropped at the wrong end"
 
 
@@ -102,7 +103,7 @@ def variants() -> Iterator[Variant]:
 def slipped() -> Iterator[Variant]:
     """Those with a mistake that leaves nothing of a module's answer as it should be."""
     plain = (Variant(known=False), Variant(Premises(causal=True), known=False))
-    usual = [slip for slip in Slip if slip not in (Slip.NONE, *NORM_AXES)]
+    usual = [slip for slip in Slip if slip not in (Slip.NONE, *NORM_AXES, Slip.CHANNELS)]
     yield from (replace(each, slip=slip) for slip in usual for each in plain)
     yield from (replace(each, slip=slip, known=False) for slip in NORM_AXES for each in COSINES)
 

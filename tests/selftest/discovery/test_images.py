@@ -1,0 +1,49 @@
+"""Modules of images (B, C, H, W) with linear layers, or with positions for both sides."""
+
+import pytest
+
+from attention_conformance.tests.selftest.discovery.making import Make, failing
+
+PIXELS = """
+class f(nn.Module):
+    def __init__(self, D=1):
+        super().__init__()
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(D, D) for _ in range(4))
+    def forward(self, x):
+        b, c, h, w = x.shape
+        x = x.{tokens}
+        y = self.wo(attend(self.wq(x), self.wk(x), self.wv(x))[0])
+        return y.{image}
+"""
+TOKENS, IMAGE = "flatten(2).mT", "mT.reshape(b, c, h, w)"
+VIEWED, VIEWED_BACK = "reshape(b, h * w, c)", "reshape(b, c, h, w)"
+
+
+@pytest.mark.parametrize(("tokens", "image"), [(TOKENS, IMAGE), (VIEWED, IMAGE), (VIEWED, VIEWED_BACK)])
+def test_channels_that_a_view_takes_for_tokens_are_a_mistake(make: Make, tokens: str, image: str) -> None:
+    made = make(PIXELS.format(tokens=tokens, image=image))
+    assert failing(made, "scores.dot-product") == (set() if tokens == TOKENS else {"scores.dot-product"})
+
+
+SIDES = """
+class f(nn.Module):
+    def __init__(self, n_dims, width=14, height=14, heads=4):
+        super().__init__()
+        self.h = heads
+        self.query, self.key, self.value = (nn.Conv2d(n_dims, n_dims, 1) for _ in range(3))
+        self.rel_h = nn.Parameter(torch.randn(1, heads, n_dims // heads, 1, height))
+        self.rel_w = nn.Parameter(torch.randn(1, heads, n_dims // heads, width, 1))
+    def forward(self, x):
+        q, k, v = (p(x).unflatten(1, (self.h, -1)).flatten(3) for p in (self.query, self.key, self.value))
+        places = (self.rel_h + self.rel_w).flatten(3)
+        s = q.mT @ (k + places) / math.sqrt({width})
+        return (v @ s.softmax(-1).mT).reshape(x.shape)
+"""
+
+
+@pytest.mark.parametrize(("width", "wrong"), [("q.shape[2]", False), ("x.shape[1]", True)])
+def test_positions_of_both_sides_are_built_for_a_square(make: Make, width: str, wrong: bool) -> None:
+    made = make(SIDES.format(width=width))
+    assert made.claims.premises.length == 16
+    assert {"rel_h", "rel_w"} <= made.findings.keys()
+    assert failing(made, "scores.dot-product") == ({"scores.dot-product"} if wrong else set())
