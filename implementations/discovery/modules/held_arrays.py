@@ -25,6 +25,7 @@ from attention_conformance.implementations.discovery.modules.emptying import emp
 from attention_conformance.implementations.discovery.modules.given_weights import Weights, is_given, width_in
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
 from attention_conformance.implementations.discovery.modules.own_backward import backward_of
+from attention_conformance.implementations.discovery.modules.set_modes import put_in_evaluation
 from attention_conformance.implementations.discovery.signatures import is_variadic, required
 
 METHODS = (
@@ -43,6 +44,8 @@ TRAINING = ("train", "training", "is_training", "is_train")
 """Names of flags of training, in which numbers are drawn though nothing is dropped."""
 DEEPEST = 4
 """Attributes of attributes that are searched for arrays."""
+LEAST, CORNER = 3, 16
+"""The fewest rows of a triangle that is no weight by chance, and those that are looked at."""
 SIZES = ("embed_dim", "num_heads")
 KEYS = {"key", "rng", "rngs", "seed", "rnd", "prng", "prngkey"}
 """Words in the names of parameters that take a source of random numbers."""
@@ -77,6 +80,7 @@ def plain_class(kind: type) -> type[nn.Module] | None:
         arrays = {name: Weights(width_in(given)).named(name) for name in weights}
         own = {name: each for name, each in given.items() if name not in added}
         made = _drawn(partial(kind, **own, **arrays), drawn)
+        put_in_evaluation(made)
         places = _weights(dict(_arrays(made, "", DEEPEST)))
         if not places:
             raise ValueError("it has no weights")
@@ -159,13 +163,31 @@ Owner = tuple[Any, Any]
 
 
 def _weights(places: Mapping[str, Owner]) -> dict[str, Owner]:
-    """The arrays without gradients and sums of optimizers: their names are those of matrices that begin as zeros."""
+    """The arrays without gradients, sums of optimizers and triangles of causality.
+
+    The names of the former are those of matrices that begin as zeros.
+    """
+    places = {path: (owner, at) for path, (owner, at) in places.items() if not _is_triangle(owner[at])}
     empty = {path for path, (owner, at) in places.items() if owner[at].ndim > 1 and not owner[at].any()}
     names = {path.rpartition(".")[2] for path in empty}
     vectors = {path.rpartition(".")[2] for path, (owner, at) in places.items() if not owner[at].any()}
     names |= {name for name in vectors if _is_of_bias(name, names)}
     kept = {path: place for path, place in places.items() if path.rpartition(".")[2] not in names}
     return {path.removesuffix(".data"): place for path, place in kept.items()} if kept else dict(places)
+
+
+def _is_triangle(array: Any) -> bool:
+    """Whether it has one number on and below its diagonal, or above it, and another one elsewhere."""
+    if array.ndim < 2 or array.shape[-1] != array.shape[-2] or array.shape[-1] < LEAST:
+        return False
+    corner = array[..., :CORNER, :CORNER]  # the whole may be of thousands of tokens, and is looked at in each building
+    numbers = np.asarray(corner.detach() if isinstance(corner, torch.Tensor) else corner)
+    numbers = numbers.reshape(-1, *corner.shape[-2:])
+    below = np.tril(np.ones(corner.shape[-2:], bool))
+    sides = (below, ~below), (below.T, ~below.T)
+    return bool((numbers != numbers[0, 0, 0]).any()) and any(
+        all((numbers[:, side] == numbers[0, side][0]).all() for side in pair) for pair in sides
+    )
 
 
 def _is_of_bias(name: str, sums: Set[str]) -> bool:
