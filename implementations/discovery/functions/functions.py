@@ -29,6 +29,7 @@ from attention_conformance.implementations.discovery.documented import (
     states_masks_of_samples,
 )
 from attention_conformance.implementations.discovery.extras import ignored_parts, returns_scores
+from attention_conformance.implementations.discovery.finite_fills import causal_fill_as_seen
 from attention_conformance.implementations.discovery.functions.bucket_tables import with_bucket_table
 from attention_conformance.implementations.discovery.functions.dropout_forms import with_dropout_form
 from attention_conformance.implementations.discovery.functions.fewer_mask_axes import with_mask_axes
@@ -299,6 +300,7 @@ def _usual_candidate(
     check, broken = (check, {}) if promised or interface else without_broken_lengths(check)
     if not any("row" in key for key in settings):
         check = empty_rows_of_both(empty_rows_of_window(check))
+    check = check if interface else causal_fill_as_seen(check)
     check, tables = with_table_form(check, options.spelled, settings)
     known = {Feature.GROUPED} if one_key_head else {Feature.WINDOW} if {*names} - windows.keys() else set()
     check, refuted = option_claims(check, options.named.features | known)

@@ -30,6 +30,7 @@ from attention_conformance.implementations.discovery.extras import (
     Chosen,
 )
 from attention_conformance.implementations.discovery.functions.size_limits import without_unequal_lengths
+from attention_conformance.implementations.discovery.finite_fills import causal_fill_as_seen
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.added_positions import positions_judged
@@ -99,7 +100,8 @@ def module_candidate(
     plan, constructed = with_constructed_options(plan)
     published = has_published_interface(kind)
     check, option_notes = _option_claims(plan, published)
-    check, twice = without_rows_emptied_twice(with_value_width(check, plan.make))
+    check = causal_fill_as_seen(with_value_width(check, plan.make))
+    check, twice = without_rows_emptied_twice(check)
     check, empty = without_rows_of_torch(check, plan.make)
     check, one_length = _without_refused_lengths(check, plan)
     check, unequal = (check, {}) if published else without_broken_lengths(check)
