@@ -90,6 +90,18 @@ def _whole(value: Any) -> Iterator[str]:
         yield from _unprinted(value)
 
 
+def shapes_of(function: Callable[[Tree], Tree], arrays: Tree) -> Tree:
+    """The shapes of what a function of JAX answers to arrays, of which nothing is computed.
+
+    Raises:
+        Exception: whatever the function raises, and where it is none of JAX.
+    """
+    import jax
+
+    with plainly():
+        return jax.eval_shape(function, arrays)
+
+
 def called(function: Callable[[Tree], Tree], arrays: Tree) -> Tree:
     """The same by a plain call."""
     return function(arrays)

@@ -35,7 +35,7 @@ COUNTED = (Size.HEADS, Size.WIDTH, Size.HEAD_WIDTH, Size.LENGTH)
 Tree = Any
 
 
-def _once(made: Callable[..., Held]) -> Callable[..., Held]:
+def built_once(made: Callable[..., Held]) -> Callable[..., Held]:
     """The same, which builds once for equal sizes: what it builds is never changed."""
     kept = cache(made)
 
@@ -191,7 +191,7 @@ def _linen(kind: type) -> type[nn.Module]:
 
         return Held(arrays, answer, "jax", evaluation(kind))
 
-    return cast("type[nn.Module]", mirror_class(kind, _once(made), _with_width(parameters), called))
+    return cast("type[nn.Module]", mirror_class(kind, built_once(made), _with_width(parameters), called))
 
 
 def _haiku(kind: type) -> type[nn.Module]:
@@ -212,7 +212,7 @@ def _haiku(kind: type) -> type[nn.Module]:
 
         return Held(arrays, answer, "jax", evaluation(kind))
 
-    return cast("type[nn.Module]", mirror_class(kind, _once(made), _with_width(parameters), called))
+    return cast("type[nn.Module]", mirror_class(kind, built_once(made), _with_width(parameters), called))
 
 
 def _equinox(kind: type) -> type[nn.Module]:
@@ -229,7 +229,7 @@ def _equinox(kind: type) -> type[nn.Module]:
 
         return Held(arrays, answer, "jax", evaluation(kind))
 
-    return cast("type[nn.Module]", mirror_class(kind, _once(made), inspect.Signature(parameters), called))
+    return cast("type[nn.Module]", mirror_class(kind, built_once(made), inspect.Signature(parameters), called))
 
 
 def _nnx(kind: type) -> type[nn.Module]:
@@ -249,7 +249,7 @@ def _nnx(kind: type) -> type[nn.Module]:
 
         return Held(arrays, answer, "jax", evaluation(kind))
 
-    return cast("type[nn.Module]", mirror_class(kind, _once(made), inspect.Signature(parameters), called))
+    return cast("type[nn.Module]", mirror_class(kind, built_once(made), inspect.Signature(parameters), called))
 
 
 def _mlx(kind: type) -> type[nn.Module]:

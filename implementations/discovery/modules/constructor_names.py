@@ -62,23 +62,9 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
     ),
     Size.HEADS: (
         *HEAD_COUNTS,
-        *(
-            "num_attention_heads",
-            "number_of_heads",
-            "head_num",
-            "heads_count",
-            "nb_heads",
-            "heads_num",
-            "nhead",
-            "n_attention_heads",
-            "num_attn_heads",
-            "attention_heads",
-            "attn_heads",
-            "head_count",
-            "head_number",
-            "n_local_heads",
-            "no_heads",
-        ),
+        *("num_attention_heads", "number_of_heads", "head_num", "heads_count", "nb_heads"),
+        *("heads_num", "nhead", "n_attention_heads", "num_attn_heads", "attention_heads"),
+        *("attn_heads", "head_count", "head_number", "n_local_heads", "no_heads"),
     ),
     Size.HEAD_WIDTH: (
         "head_dim",
@@ -104,6 +90,8 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
     Size.BASE: ("theta", "rope_theta", "rotary_theta", "rope_base", "rotary_base", "freq_base", "theta_base"),
 }
 BY_NAME = {name: size for size, names in NAMES.items() for name in names}
+OF_INPUT = re.compile(r"(?:query|key|value|attention|attn)_(\w+_\w+)$")
+"""The name of a width after that of an input, or of attention: `query_embed_dim`."""
 ROTATIONS = (Size.ROTATION, Size.COSINES_SINES, Size.TURNS)
 """What a constructor may be given in place of rotations that are made elsewhere."""
 SQUARES = (Size.WINDOW_SIDE, Size.WINDOW_SIDES)
@@ -130,6 +118,10 @@ def size_of(name: str) -> Size | None:
         return Size.RATE
     short = re.sub(r"dimensions?(?=_|$)", "dim", lower)
     known = Size.WIDTH if name in ("dim_Q", "dim_K", "dim_V") else BY_NAME.get(lower, BY_NAME.get(short))  # of sets
+    known = Size.WIDTH if name in ("dim_Q", "dim_K", "dim_V") else BY_NAME.get(lower)  # of the sets of Set Transformer
+    of_input = OF_INPUT.match(lower)
+    if known is None and of_input and BY_NAME.get(of_input[1]) is Size.WIDTH:
+        known = Size.WIDTH
     return Size.FLAG if lower.startswith(FLAGS) else known
 
 
@@ -332,7 +324,11 @@ def settings_of(
     given |= {name: USUAL[name] for name in sorted(usual) if name in USUAL}
     lacking = [f.name for f in fields(hint) if f.default is MISSING and f.default_factory is MISSING]
     rest = {n: value_of(named[n], width, heads) if n in named else False for n in lacking if n not in given}
-    return hint(**{**given, **rest, **changed})
+    made = safe_call(partial(hint, **{**given, **rest, **changed}))
+    if not made.error:
+        return made.value
+    counted = {each: 1 for each in rest if each not in named}  # which it may refuse to be none
+    return hint(**{**given, **rest, **counted, **changed})
 
 
 def _hint(kind: Any, name: str) -> Any:

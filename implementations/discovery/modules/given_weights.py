@@ -33,6 +33,8 @@ OF_BLOCK = re.compile(r"^(?:[a-z]*_?\d+_|(?:attn|attention|mha|self_attn)_)", re
 """What a key may state before that: the number of a block, or that it is of attention."""
 WHOLE = {"params", "parameters", "weights", "p", "w", "theta", "state_dict"}
 """Names of a dictionary of all weights."""
+OF_WHOLE, OF_CHOICES = {"params", "parameters"}, {"hyper", "model", "num", "n"}
+"""Words in the names of such a dictionary, and of what is none."""
 PAIRS = (("w", "b"), ("weight", "bias"), ("kernel", "bias"), ("W", "b"), ("w",), ("weight",))
 """Keys of the dictionary of one layer."""
 LISTS = (("qkv", "o"), ("q", "k", "v", "o"), ("q", "k", "v"))
@@ -41,6 +43,12 @@ OF_BIAS = re.compile(r"^(b|bias)(_|[A-Z]|[qkvo]|out|$)|_(b|bias)$")
 """Names of biases."""
 COUNTS = (Size.WIDTH, Size.HEADS, Size.HEAD_WIDTH)
 """Sizes that lie among weights, or come with them."""
+
+
+def is_whole(name: str) -> bool:
+    """Whether it is that of a dictionary of all weights, be it of attention alone: `params`, `mha_params`."""
+    words = {*name.lower().split("_")}
+    return name.lower() in WHOLE or bool(words & OF_WHOLE and not words & OF_CHOICES)
 
 
 class Axes(StrEnum):
@@ -164,7 +172,7 @@ class OnDemand(dict[str, Any]):
 def layers_of(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
     """The parameters that are dictionaries of one layer each, by names such as c_attn; or of all, such as params."""
     needed = [p for p in parameters if required(p) and role(p.name) is None and not WEIGHT.match(p.name)]
-    whole = [p for p in needed if p.name.lower() in WHOLE]
+    whole = [p for p in needed if is_whole(p.name)]
     if len(whole) == 1:
         return whole
     layers = [p for p in needed if p.name.lower() in LAYERS]
@@ -174,21 +182,31 @@ def layers_of(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter
 def dictionaries(parameters: Sequence[inspect.Parameter], weights: Weights) -> Iterator[dict[str, Any]]:
     """What may be given to these parameters, the likelier first."""
     named = weights.named
-    if len(parameters) == 1 and (name := parameters[0].name).lower() in WHOLE:
+    if len(parameters) == 1 and is_whole(name := parameters[0].name):
         for matrices in (False, True):
             yield {name: OnDemand(replace(weights, matrices=matrices))}
-        for roles in LISTS:
-            yield {name: {f"{at}_{each}": named("w", each) for at, each in enumerate(roles)}}
-            pairs = [{"0_weight": named("w", each), "1_bias": named("b", each)} for each in roles]
-            yield {name: {f"{at}_{each}": pairs[at] for at, each in enumerate(roles)}}
+        yield from ({name: each} for each in _lists(weights))
         for axes in (*Axes,)[1:]:
             yield {name: OnDemand(replace(weights, axes=axes))}
+            yield from ({name: each} for each in _lists(replace(weights, axes=axes)))
         return
     roles_of = {p.name: LAYERS[p.name.lower()] for p in parameters}
     for number, keys in enumerate(PAIRS):
         yield {name: {key: named(key, each) for key in keys} for name, each in roles_of.items()}
         if number == 0:
             yield {name: OnDemand(weights, each) for name, each in roles_of.items()}
+
+
+def _lists(weights: Weights) -> Iterator[dict[str, Any]]:
+    """Lists of layers, each a matrix or a pair with its bias; the last may be a matrix alone."""
+    named = weights.named
+    for roles in LISTS:
+        matrices = {f"{at}_{each}": named("w", each) for at, each in enumerate(roles)}
+        pairs = {
+            f"{at}_{each}": {"0_weight": named("w", each), "1_bias": named("b", each)} for at, each in enumerate(roles)
+        }
+        last = f"{len(roles) - 1}_{roles[-1]}"
+        yield from (matrices, pairs, {**pairs, last: matrices[last]})
 
 
 def flattened(given: Mapping[str, Any], path: str = "") -> dict[str, Any]:

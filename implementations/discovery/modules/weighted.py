@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,9 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.jax_programs import called, evaluation
 from attention_conformance.implementations.adapters.mha_interface import PLACES
+from attention_conformance.implementations.adapters.jax_programs import called, can_be_traced, evaluation, shapes_of
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.modules.array_modules import built_once
 from attention_conformance.implementations.discovery.modules.bare import Globals
 from attention_conformance.implementations.discovery.modules.constructor_names import (
     GROUPS,
@@ -115,6 +118,13 @@ class Weighted:
     def as_torch(self) -> bool:
         """Whether a name of its weights is one of nn.MultiheadAttention's, which holds rows."""
         return any(p.name in PLACES for p in self.weights)
+    def _seen(self, answer: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """The answer, or that of JAX without its numbers, each of whose operations would be compiled for them."""
+        if "jax" in sys.modules and isinstance(inputs[0], np.ndarray) and can_be_traced(self.function):
+            shapes = safe_call(lambda: shapes_of(lambda each: answer(each, options), [*inputs])).value
+            if shapes is not None:
+                return shapes
+        return safe_call(partial(answer, inputs, options)).value
 
     def first_answer(self, weights: Weights, given: Mapping[str, Any]) -> Any:
         """Its first answer that is as its input; None where there is none."""
@@ -126,7 +136,7 @@ class Weighted:
             options = {
                 name: _converted(each.given(batch, batch, weights.heads), weights.into) for name, each in tables.items()
             }
-            answer = safe_call(partial(self.answer, weights.width, weights.heads, given, inputs, options)).value
+            answer = self._seen(partial(self.answer, weights.width, weights.heads, given), inputs, options)
             parts = answer if isinstance(answer, tuple | list) else (answer,)
             for part in parts:
                 if getattr(part, "shape", None) is not None and tuple(part.shape) == tuple(x.shape):
@@ -179,7 +189,7 @@ def weighted_function(function: Any) -> type[nn.Module] | None:
 
     names = SIZES if counts_heads else SIZES[:1]
     built = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
-    return cast("type[nn.Module]", mirror_class(function, made, built, parts.called))
+    return cast("type[nn.Module]", mirror_class(function, built_once(made), built, parts.called))
 
 
 def _parts(function: Any, of_layers: bool = False) -> Weighted | None:

@@ -63,6 +63,19 @@ WITH_WEIGHTS = """
 def f(Q, K, V, W_q, W_k, W_v, W_o, num_heads):
     return joined(Q @ W_q, K @ W_k, V @ W_v, num_heads) @ W_o
 """
+OWN_WIDTHS = """
+class f:
+    def __init__(self, query_embed_dim, key_embed_dim, value_embed_dim, attention_embed_dim=256, num_heads=4):
+        assert attention_embed_dim % num_heads == 0
+        self.h, self.params, dims = num_heads, {{}}, (query_embed_dim, key_embed_dim, value_embed_dim)
+        for name, dim in zip("QKV", dims):
+            self.params[f"W_{{name}}"] = np.random.randn(dim, attention_embed_dim)
+            self.params[f"b_{{name}}"] = np.zeros(attention_embed_dim)
+    def __call__(self, q, k, v):
+        given = zip("QKV", (q, k, v))
+        q, k, v = (x @ self.params[f"W_{{name}}"] + self.params[f"b_{{name}}"] for name, x in given)
+        return {joined}
+"""
 OBJECT = """
 class f:
     def forward(self, Q, K, V):
@@ -157,7 +170,11 @@ class OfJax:
 
 
 @pytest.mark.parametrize(
-    "text", [NUMPY + ONE_HEAD.format(width="x.shape[-1]"), NUMPY + LISTS, ONE_SAMPLE, NUMPY + STREAM]
+    "text",
+    [
+        *(NUMPY + ONE_HEAD.format(width="x.shape[-1]"), NUMPY + LISTS, ONE_SAMPLE, NUMPY + STREAM),
+        NUMPY + OWN_WIDTHS.format(joined="joined(q, k, v, self.h)"),
+    ],
 )
 def test_weights_in_attributes_are_set(make: Make, text: str) -> None:
     implementation = make(text)
@@ -165,9 +182,12 @@ def test_weights_in_attributes_are_set(make: Make, text: str) -> None:
     assert_conforms(implementation)
 
 
-def test_a_wrong_scale_of_a_plain_class_is_seen(make: Make) -> None:
+@pytest.mark.parametrize(
+    "text", [ONE_HEAD.format(width="2 * x.shape[-1]"), OWN_WIDTHS.format(joined="joined(q, k, v, 1)")]
+)
+def test_a_wrong_plain_class_is_seen(make: Make, text: str) -> None:
     with pytest.raises(AssertionError, match="expected"):
-        assert_conforms(make(NUMPY + ONE_HEAD.format(width="2 * x.shape[-1]")))
+        assert_conforms(make(NUMPY + text))
 
 
 def test_a_function_that_takes_weights_is_a_module(make: Make) -> None:
