@@ -212,7 +212,7 @@ class Settings:
             raise AttributeError(name)  # copy and pickle look for methods before there is an attribute
         if name in self._changed:
             return self._changed[name]
-        if name in NESTED:
+        if name in NESTED or _has_settings(self._kind, name):
             return self
         if name in USUAL:
             return USUAL[name]
@@ -236,6 +236,11 @@ class Settings:
     def get(self, name: str, default: Any = None) -> Any:
         """As of a dictionary."""
         return getattr(self, name, default)
+
+
+def _has_settings(kind: object, name: str) -> bool:
+    """Whether the code of a class reads settings of the setting of this name: `cfg.position.max_len`."""
+    return re.search(rf"\b(?:{'|'.join(sorted(OF_SETTINGS))})\.{name}\.\w+\b(?!\()", code_of(kind)) is not None
 
 
 def setting_size(name: str) -> Size | None:

@@ -77,6 +77,29 @@ def test_settings_are_as_the_code_has_them_by_default(make: Make, root: str) -> 
             assert_conforms(made)
 
 
+OF_PARTS = """
+class f(nn.Module):
+    def __init__(self, cfg, d_model: int):
+        super().__init__()
+        self.h, self.longest = cfg.heads_of.n_heads, cfg.places.max_seq_len
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+    def forward(self, x):
+        assert x.shape[1] <= self.longest
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        return self.out(attend(q, k, v, scale={scale})[0].transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize("scale", ["None", "x.shape[-1] ** -0.5"])
+def test_settings_of_parts_are_those_that_the_code_reads(make: Make, scale: str) -> None:
+    made = make(OF_PARTS.format(scale=scale))
+    if scale == "None":
+        assert_conforms(made)
+    else:
+        with pytest.raises(AssertionError, match="elements differ"):
+            assert_conforms(made)
+
+
 STRICT = """
 class f(nn.Module):
     def __init__(self, embed_dim, num_heads):
