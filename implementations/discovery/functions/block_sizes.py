@@ -29,6 +29,10 @@ LOOKED_AT = (((2, 5, 6, 4), 2), ((2, 6, 5, 4), 1), ((10, 6, 4), 1), ((6, 4), 0))
 WAYS = (3, 1)
 """Numbers of tokens in a block of queries and of keys alike; the second divides every length."""
 UNLIKE = (PLAIN, PLAIN.sized(query_length=9, key_length=9), PLAIN.sized(query_length=5, key_length=18))
+NUMBER = {"num", "n", "number", "count"}
+OF_SPLITS = {"split", "splits"}
+"""Words in the names of how many parts of the keys are answered apart and merged."""
+SPLITS = (3, 2)
 OF_PATTERNS = re.compile(r"local|sparse|window|dilat|stride|pattern|block_?mask|nearby", re.IGNORECASE)
 """What the text of a function has whose blocks may state which keys are seen."""
 
@@ -107,4 +111,21 @@ def in_small_blocks(check: ClaimCheck, function: Callable[..., Any]) -> dict[str
         other = replace(call, options=replace(call.options, always={**call.options.always, **given}))
         if not any(replace(check, function=other).run(case).error for case in UNLIKE):
             return {f"with {', '.join(f'{name}={size}' for name, size in given.items())}": other}
+    return {}
+
+
+def in_splits(check: ClaimCheck, function: Callable[..., Any]) -> dict[str, RenamedCall]:
+    """The call with its keys in several parts, by a text for it, where a number states how many these are."""
+    call, signature = check.function, safe_call(lambda: signature_of(function)).value
+    every = [] if signature is None else list(signature.parameters.values())[3:]
+    counts = {p.name for p in every if p.default is None or (type(p.default) is int and p.default < 2)}
+    names = [
+        n for n in counts if (words := {*n.lower().split("_")}) & OF_SPLITS and words <= OF_SPLITS | NUMBER | OF_KEYS
+    ]
+    if len(names) != 1 or not isinstance(call, RenamedCall) or names[0] in call.options.spelled.values():
+        return {}
+    for number in SPLITS:
+        other = replace(call, options=replace(call.options, always={**call.options.always, names[0]: number}))
+        if not any(replace(check, function=other).run(case).error for case in UNLIKE):
+            return {f"with {names[0]}={number}": other}
     return {}

@@ -16,7 +16,7 @@ from attention_conformance.implementations.discovery.documented import (
     states_masks_of_samples,
 )
 from attention_conformance.implementations.discovery.extras import EXTRA_FEATURES, Chosen, Extra
-from attention_conformance.implementations.discovery.functions.block_sizes import in_small_blocks
+from attention_conformance.implementations.discovery.functions.block_sizes import in_small_blocks, in_splits
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.functions.function_masks import with_masks_of_samples
 from attention_conformance.implementations.discovery.functions.served import Served
@@ -49,7 +49,8 @@ def implementation_of(
         alternatives["with its masks as integers"] = make(Chosen(replace(check.function, integers=True), positions))
     if own and states_masks_of_samples(written, own):
         alternatives |= {way: make(Chosen(other, positions)) for way, other in with_masks_of_samples(check).items()}
-    in_blocks = {} if as_shipped(whole, interfaces()) else in_small_blocks(check, whole)
+    own_ways = in_small_blocks(check, whole) | in_splits(check, whole)
+    in_blocks = {} if as_shipped(whole, interfaces()) else own_ways
     alternatives |= {way: make(Chosen(other, positions)) for way, other in in_blocks.items()}
     if not as_shipped(whole, interfaces()):
         alternatives |= {way: make(Chosen(o, positions)) for way, o in with_three_axes(check, written).items()}

@@ -118,7 +118,6 @@ def size_of(name: str) -> Size | None:
         return Size.RATE
     short = re.sub(r"dimensions?(?=_|$)", "dim", lower)
     known = Size.WIDTH if name in ("dim_Q", "dim_K", "dim_V") else BY_NAME.get(lower, BY_NAME.get(short))  # of sets
-    known = Size.WIDTH if name in ("dim_Q", "dim_K", "dim_V") else BY_NAME.get(lower)  # of the sets of Set Transformer
     of_input = OF_INPUT.match(lower)
     if known is None and of_input and BY_NAME.get(of_input[1]) is Size.WIDTH:
         known = Size.WIDTH

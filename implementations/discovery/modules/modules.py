@@ -29,8 +29,8 @@ from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
     Chosen,
 )
-from attention_conformance.implementations.discovery.functions.size_limits import without_unequal_lengths
 from attention_conformance.implementations.discovery.finite_fills import causal_fill_as_seen
+from attention_conformance.implementations.discovery.functions.size_limits import without_unequal_lengths
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.added_positions import positions_judged

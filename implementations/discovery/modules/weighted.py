@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.jax_programs import called, evaluation
-from attention_conformance.implementations.adapters.mha_interface import PLACES
 from attention_conformance.implementations.adapters.jax_programs import called, can_be_traced, evaluation, shapes_of
+from attention_conformance.implementations.adapters.mha_interface import PLACES
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.array_modules import built_once
 from attention_conformance.implementations.discovery.modules.bare import Globals
@@ -118,6 +117,7 @@ class Weighted:
     def as_torch(self) -> bool:
         """Whether a name of its weights is one of nn.MultiheadAttention's, which holds rows."""
         return any(p.name in PLACES for p in self.weights)
+
     def _seen(self, answer: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """The answer, or that of JAX without its numbers, each of whose operations would be compiled for them."""
         if "jax" in sys.modules and isinstance(inputs[0], np.ndarray) and can_be_traced(self.function):
