@@ -48,6 +48,10 @@ ALTERNATIVES = (
     Case(seed=130, mask=MaskKind.BOOL, mask_shape=MaskShape.SAMPLE).sized(batch=3, num_heads=2),
     Case(seed=131, mask=MaskKind.FLOAT, mask_shape=MaskShape.FULL).sized(num_heads=4),
     Case(seed=129).sized(query_length=7).extended(window_left=3, window_right=3),
+    Case(seed=132).extended(sinks=True),
+    Case(seed=133, score_std=3.0).extended(softcap=2.0),
+    Case(seed=134).sized(num_heads=6, num_kv_heads=3),
+    Case(seed=135, causal=True).sized(query_length=7).extended(alibi=True),
 )
 OF_SAMPLES = Case(seed=126, causal=True, padding=Padding.LENGTHS).sized(batch=3, query_length=2, key_length=11)
 WITH_LENGTHS = (OF_SAMPLES, replace(OF_SAMPLES, seed=127).extended(page_size=4))

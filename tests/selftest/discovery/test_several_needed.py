@@ -48,6 +48,17 @@ def f(q, k, v, num_heads, window):
     ahead = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
     return attend(q, k, v, ahead.abs() {below} window)[0].transpose(1, 2).flatten(2)
 """
+SPLIT = """
+def f(q, k, v, sinks, {name}=1):
+    parts = []
+    for n, (key, value) in enumerate(zip(k.chunk({name}, 2), v.chunk({name}, 2))):
+        s = q @ key.mT / q.shape[-1] ** 0.5
+        own = sinks if {once} else sinks * 0 - 1e30
+        s = torch.cat([s, own[:, None, None].expand(*s.shape[:3], 1).to(s)], -1)
+        parts.append((s.softmax(-1)[..., :-1] @ value, s.logsumexp(-1, keepdim=True)))
+    outputs, sums = map(torch.stack, zip(*parts))
+    return (outputs * sums.softmax(0)).sum(0)
+"""
 PLAIN = "q.shape[-1] ** -0.5"
 
 
@@ -136,3 +147,11 @@ def test_a_window_of_merged_heads(make: Make, below: str) -> None:
 def test_what_only_its_author_knows_is_refused(make: Make) -> None:
     text = "def f(q, k, v, mood, causal):\n    return attend(q, k, v * mood, None, causal)[0]\n"
     assert "it needs 'mood'" in refused(make, text)
+
+
+@pytest.mark.parametrize("name", ["num_splits", "kv_splits"])
+@pytest.mark.parametrize(("once", "wrong"), [("n == 0", False), ("True", True)])
+def test_parts_of_the_keys_are_merged(make: Make, name: str, once: str, wrong: bool) -> None:
+    made = make(SPLIT.format(name=name, once=once))
+    assert f"with {name}=3" in made.alternatives
+    assert bool(failing(made, "relations.alternatives")) is wrong
