@@ -293,10 +293,13 @@ def _no_empty_sizes(check: ClaimCheck) -> str:
     if output is not None and _is_of_biases(check, output, empty[0]):
         return "without keys it answers with the bias of the values"
     options: Any = getattr(check.function, "options", None)
-    masks = {Feature.BOOL_MASK, Feature.FLOAT_MASK, Feature.KEY_PADDING} & check.claims.features
-    named = masks and options and {"attn_mask", "is_causal"} & set(options.spelled.values())
-    rows = check.claims.conventions  # where masks leave no key, too
-    alike = {rows.empty_row_bool, rows.empty_row_float} & {EmptyRow.NAN, EmptyRow.UNIFORM}  # a mean of none is NaN
+    own, claimed = check.claims.conventions, check.claims.features
+    kinds = {Feature.BOOL_MASK: own.empty_row_bool, Feature.FLOAT_MASK: own.empty_row_float}
+    rows = {
+        kind: row for kind, row in (kinds | {Feature.KEY_PADDING: own.empty_row_padding}).items() if kind in claimed
+    }
+    named = rows and options and {"attn_mask", "is_causal"} & set(options.spelled.values())
+    alike = {*rows.values()} & {EmptyRow.NAN, EmptyRow.UNIFORM}  # where masks leave no key; a mean of none is NaN
     promised = not alike and (named or check.claims.scope is not Scope.OP)
     return "" if promised or output is None or not np.isnan(output).any() else "it answers NaN without keys"
 

@@ -152,6 +152,17 @@ def f(q, k, v{masked and ", attn_mask=None"}, is_causal=False):
     assert ("it answers NaN without keys" in made.about) is not named
 
 
+def test_nan_for_padding_alone_is_nan_without_keys(make: Make) -> None:
+    made = make("""
+def f(q, k, v, key_padding_mask=None, is_causal=False):
+    return attend(q, k, v, None if key_padding_mask is None else ~key_padding_mask[:, None, None], is_causal)[0] * (
+        1.0 if k.shape[-2] else torch.nan
+    )
+""")
+    assert Feature.EMPTY_SIZES not in made.claims
+    assert "it answers NaN without keys" in made.about
+
+
 def test_a_class_that_is_called_is_a_function(make: Make) -> None:
     made = make("""
 class f:
