@@ -61,7 +61,7 @@ class TorchModule:
         context: entered around each forward call.
         twice: gradients are differentiated again, see `second_products`.
         of_length: a module is built for one number of tokens.
-        of_options: a module is built with a causal flag, or with a scale.
+        of_options: a module is built for options of the problem, such as its causal flag or its scale.
         modules: those that are kept from call to call; another run may have them, too.
     """
 

@@ -147,7 +147,7 @@ def _causal_with_others(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck
     if alone:
         return check, notes
     masked = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: replace(BIASED, pattern=Pattern.ALL)}
-    later = [any(_sees_later(check, case)) for feature, case in masked.items() if feature in check.claims]
+    later = [any(sees_later(check, case)) for feature, case in masked.items() if feature in check.claims]
     if not any(later):
         return check, notes
     if not all(later):
@@ -188,7 +188,7 @@ def window_seen(check: ClaimCheck) -> tuple[int | None, int | None]:
     return next(iter(sides)) if len(sides) == 1 else (None, None)
 
 
-def _sees_later(check: ClaimCheck, case: Case) -> Iterator[bool]:
+def sees_later(check: ClaimCheck, case: Case) -> Iterator[bool]:
     """Whether a query sees a key after it, for several keys."""
     yield from (bool(changed[:key].any()) for key, changed in changes(check, case))
 

@@ -185,7 +185,8 @@ def switched_off(parameters: Sequence[inspect.Parameter]) -> dict[str, object]:
     """What switches dropout and causality off where a call must decide on them, or their defaults switch them on."""
     given: dict[str, object] = {p.name: True for p in parameters if p.name == "deterministic" and required(p)}
     for p in parameters:
-        if "drop" in p.name and (required(p) or (isinstance(p.default, int | float) and p.default)):
+        drops = "drop" in p.name and not p.name.endswith("mask")
+        if drops and (required(p) or (isinstance(p.default, int | float) and p.default)):
             given[p.name] = 0.0
         elif is_causal_flag(p) and (required(p) or p.default is True):
             given[p.name] = False

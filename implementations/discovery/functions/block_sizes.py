@@ -124,6 +124,8 @@ def in_splits(check: ClaimCheck, function: Callable[..., Any]) -> dict[str, Rena
     ]
     if len(names) != 1 or not isinstance(call, RenamedCall) or names[0] in call.options.spelled.values():
         return {}
+    if OF_PATTERNS.search(code_of(as_written(function))):
+        return {}
     for number in SPLITS:
         other = replace(call, options=replace(call.options, always={**call.options.always, names[0]: number}))
         if not any(replace(check, function=other).run(case).error for case in UNLIKE):

@@ -71,7 +71,7 @@ def _of_flag(parameter: inspect.Parameter) -> list[Filler]:
     """What switches dropout, training and causality off."""
     off = {"training": False, "deterministic": True}
     if "drop" in parameter.name:
-        return [_always(0.0)]
+        return [_always(None if parameter.name.lower().endswith("mask") else 0.0)]
     if is_causal_flag(parameter) or parameter.name in off:
         return [_always(off.get(parameter.name, False))]
     return []
@@ -95,7 +95,8 @@ def _of_number(name: str, words: set[str], option: str | None) -> list[Filler]:
     if words & {"topk", "top"} and words <= CHOSEN:
         return [Filler("the number of keys", lambda query, key, axes: key.shape[axes.tokens], judged=False)]
     if name.lower() in LOGIT_SCALES:
-        return [Filler("ones", partial(_ones, rank)) for rank in (3, 1, 0)] + [_always(1.0)]
+        numbers = {"zeros": 0.0, "ones": 1.0}  # of a logarithm, and of a factor, which zeros make nothing of
+        return [Filler(text, partial(_of_heads, n, rank)) for text, n in numbers.items() for rank in (3, 1, 0)]
     return []
 
 
@@ -164,11 +165,11 @@ def _filled(query: Any, shape: tuple[int, ...], value: float | bool) -> Any:
     return torch.as_tensor(array, device=query.device, dtype=torch.bool if isinstance(value, bool) else query.dtype)
 
 
-def _ones(rank: int, query: Any, key: Any, axes: Axes) -> Any:
-    """Ones for each head, (H, 1, 1) or (H,), or one alone."""
+def _of_heads(value: float, rank: int, query: Any, key: Any, axes: Axes) -> Any:
+    """A number for each head, (H, 1, 1) or (H,), or one alone."""
     heads = 1 if axes.heads is None else query.shape[axes.heads]
     shape = ((heads, 1, 1) if rank == 3 else (heads,)) if rank else ()
-    return query.new_ones(shape) if hasattr(query, "new_ones") else np.ones(shape, query.dtype)
+    return query.new_full(shape, value) if hasattr(query, "new_full") else np.full(shape, value, query.dtype)
 
 
 def _unfelt(option: str, query: Any, key: Any, axes: Axes) -> Any:

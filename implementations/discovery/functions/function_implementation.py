@@ -49,11 +49,9 @@ def implementation_of(
         alternatives["with its masks as integers"] = make(Chosen(replace(check.function, integers=True), positions))
     if own and states_masks_of_samples(written, own):
         alternatives |= {way: make(Chosen(other, positions)) for way, other in with_masks_of_samples(check).items()}
-    own_ways = in_small_blocks(check, whole) | in_splits(check, whole)
-    in_blocks = {} if as_shipped(whole, interfaces()) else own_ways
-    alternatives |= {way: make(Chosen(other, positions)) for way, other in in_blocks.items()}
     if not as_shipped(whole, interfaces()):
-        alternatives |= {way: make(Chosen(o, positions)) for way, o in with_three_axes(check, written).items()}
+        own_ways = in_small_blocks(check, whole) | in_splits(check, whole) | with_three_axes(check, written)
+        alternatives |= {way: make(Chosen(other, positions)) for way, other in own_ways.items()}
     shipped, wrapped = (whole.function, Compiled) if isinstance(whole, Compiled) else (whole, lambda each: each)
     if isinstance(shipped, ShippedCall) and shipped.flag and extras:
         alone = replace(check.function, function=wrapped(shipped.without_log_sum_exp()))

@@ -9,12 +9,14 @@ from functools import partial
 from itertools import islice, product
 from typing import Any
 
+import numpy as np
+
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.fillers import TABLES, Axes, Filler, fillers, is_mask
 from attention_conformance.implementations.discovery.functions.needed_tables import NeededTables, of_each_kind
 from attention_conformance.implementations.discovery.functions.shaped_tables import ShapedTables, with_shaped_tables
 from attention_conformance.implementations.discovery.functions.single_needs import SingleNeed, with_single_need
-from attention_conformance.implementations.discovery.probe import first_part, shape_of
+from attention_conformance.implementations.discovery.probe import first_part, near, shape_of
 from attention_conformance.implementations.discovery.signatures import dispensable, positional, required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, KNOWN_NAMES
 
@@ -112,10 +114,13 @@ def _filled(function: Callable[..., Any], several: Mapping[str, Sequence[Filler]
 
 
 def _answers(made: SeveralNeeded) -> bool:
-    """Whether its output has the shape of its inputs, in the layout whose axes it is given."""
-    shapes = (shape for shape, axes in LAYOUTS if axes == made.axes)
-    every = (x for shape in shapes for x in of_each_kind(shape))
-    return any(shape_of(first_part(safe_call(partial(made, x, x, x)).value)) == tuple(x.shape) for x in every)
+    """Whether its output has the shape of its inputs, in the layout whose axes it is given, and no two rows alike."""
+    for x in (x for shape, axes in LAYOUTS if axes == made.axes for x in of_each_kind(shape)):
+        output = first_part(safe_call(partial(made, x, x, x)).value)
+        if shape_of(output) == tuple(x.shape):
+            rows = np.moveaxis(np.asarray(output, np.float32), made.axes.tokens, 0)
+            return not near(rows[0], rows[-1], "float32")
+    return False
 
 
 def unjudged(function: object) -> dict[str, str]:

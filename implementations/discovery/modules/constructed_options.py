@@ -1,7 +1,8 @@
-"""Options of a problem that a constructor takes and has off by default: a causal flag, a scale, a cap, ALiBi."""
+"""Options of a constructor that are off by default, as those of a problem: a causal flag, scales, caps, rotations."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,10 +12,11 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.discovery.always import Booleans, changes, rows
+from attention_conformance.implementations.discovery.always import Booleans, changes, rows, sees_later
 from attention_conformance.implementations.discovery.always_scores import with_scores
 from attention_conformance.implementations.discovery.causal_names import is_causal_flag
-from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
+from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck, near_outputs
+from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.modules.built_otherwise import options_left_out, with_options
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
@@ -25,7 +27,8 @@ from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
 from attention_conformance.spec.case_options import used_options
-from attention_conformance.spec.cases import Case
+from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern
+from attention_conformance.spec.conventions import CausalWithMask
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import Premises
@@ -35,7 +38,8 @@ TOKENS = 9
 SQUARE = PLAIN.sized(query_length=TOKENS, key_length=TOKENS)
 FACTOR, CAP = 0.7, 1.5
 """A scale and a bound of scores with which it is looked at."""
-CAPS, SOFT_CAPS = {"cap", "capping", "softcap", "softcapping"}, {"softcap", "softcapping"}
+SOFT_CAPS = {"softcap", "softcapping"}
+CAPS = {"cap", "capping", *SOFT_CAPS}
 """Words of which the name of a bound of scores has one."""
 PROMISED_SCALES = ("qk_scale", "softmax_scale", "sm_scale")
 SCALES = (*PROMISED_SCALES, "attn_scale", "attention_scale", "scale", "scaling")
@@ -43,6 +47,15 @@ SCALES = (*PROMISED_SCALES, "attn_scale", "attention_scale", "scale", "scaling")
 IDLE = "not judged: it changes nothing in the answer"
 NO_TRIANGLE = "not judged: the keys that it hides are no triangle"
 NO_FACTOR = "not judged: it is no factor of scores alone"
+UNKNOWN = "not judged: what it changes is unknown"
+CLAMPED = "not judged: scores are clamped"
+CLAMPS = re.compile(r"\b(?:clamp|clip)\b")
+NEXT_TO_FLAG = {
+    Feature.BOOL_MASK: MASKED,
+    Feature.FLOAT_MASK: replace(BIASED, pattern=Pattern.ALL),
+    Feature.KEY_PADDING: replace(PLAIN, padding=Padding.RIGHT),
+}
+"""What is given next to a causal flag."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +141,20 @@ def _causal(plan: ModulePlan, option: ConstructedOption) -> Claims | str:
     if seen.all():
         return IDLE
     triangles = (np.tri(TOKENS, k=later, dtype=bool) for later in (-1, 0, 1))
-    return _fitted(plan, _square) if any(np.array_equal(seen, each) for each in triangles) else NO_TRIANGLE
+    if not any(np.array_equal(seen, each) for each in triangles):
+        return NO_TRIANGLE
+    return _with_masks(_fitted(plan, _square), given_option(plan, option.name, True))
+
+
+def _with_masks(claims: Claims, given: ClaimCheck) -> Claims:
+    """With what the flag means next to a mask: both hide, or the mask alone, or that raises and is not claimed."""
+    masks = [case for feature, case in NEXT_TO_FLAG.items() if feature in claims]
+    later = [any(sees_later(given, case)) for case in masks[:2]]
+    if any(given.run(case).error for case in masks) or (any(later) and not all(later)):
+        own = replace(claims.conventions, causal_with_mask=CausalWithMask.ERROR)
+        return replace(claims, conventions=own, fit=partial(_without_masks, claims.fit))
+    alone = CausalWithMask.MASK_ALONE if any(later) else claims.conventions.causal_with_mask
+    return replace(claims, conventions=replace(claims.conventions, causal_with_mask=alone))
 
 
 def _keys(check: ClaimCheck) -> Booleans | None:
@@ -154,11 +180,12 @@ def _softcap(plan: ModulePlan, option: ConstructedOption) -> Claims | str:
     given = given_option(plan, option.name, CAP)
     if near_outputs(given.run(PLAIN), plan.check.run(PLAIN), plan.check.dtype):
         return IDLE
-    return plan.check.claims
+    soft = {"soft", *SOFT_CAPS} & words_of(option.name)
+    return plan.check.claims if soft or not CLAMPS.search(code_of(plan.make.kind)) else CLAMPED
 
 
 def _premise(plan: ModulePlan, option: ConstructedOption) -> Claims | str:
-    """Slopes or rotations, as weights show them; an empty text where they show none: its answers alone are compared."""
+    """Slopes or rotations, as weights show them."""
     given, before = given_option(plan, option.name, True), plan.check.claims.premises
     try:
         check, always = with_scores(given, before, plan.make.kind)
@@ -166,7 +193,7 @@ def _premise(plan: ModulePlan, option: ConstructedOption) -> Claims | str:
         return f"not judged: {error}"
     of_feature = {Feature.ALIBI: always.alibi, Feature.ROTARY: always.rotary_base}
     if not of_feature[option.feature]:
-        return IDLE if near_outputs(given.run(PLAIN), plan.check.run(PLAIN), plan.check.dtype) else ""
+        return IDLE if near_outputs(given.run(PLAIN), plan.check.run(PLAIN), plan.check.dtype) else UNKNOWN
     own = {n: getattr(always, n) for n in ("alibi", "interleaved", "rotary_base", "rotary_dim")}
     claims = replace(plan.check.claims, conventions=check.claims.conventions)
     return replace(claims, fit=partial(_as_always, Premises(**own), option.feature, claims.fit))
@@ -184,6 +211,15 @@ def _square(own: Fit, case: Case) -> Case | Unsupported:
     return fitted.sized(key_length=fitted.sizes.query_length)
 
 
+def _without_masks(own: Fit, case: Case) -> Case | Unsupported:
+    """The fit of a flag that excludes masks."""
+    fitted = own(case)
+    if isinstance(fitted, Unsupported) or not fitted.causal:
+        return fitted
+    hidden = fitted.mask is not MaskKind.NONE or fitted.padding is not Padding.NONE
+    return Unsupported("takes no mask where it is built with its causal flag") if hidden else fitted
+
+
 def _positive(own: Fit, case: Case) -> Case | Unsupported:
     """The fit of a scale, whose default stands for 0 in many constructors."""
     fitted = own(case)
@@ -193,11 +229,12 @@ def _positive(own: Fit, case: Case) -> Case | Unsupported:
 
 
 def _as_always(always: Premises, feature: Feature, own: Fit, case: Case) -> Case | Unsupported:
-    """The fit of slopes by a rule, and of rotations of a base."""
+    """The fit of slopes by a rule, and of rotations of a base: as many keys as queries."""
     fitted = own(case)
     if isinstance(fitted, Unsupported) or feature not in {each.feature for each in used_options(fitted.extension)}:
         return fitted
-    return always.under(fitted)
+    fitted = always.under(fitted)
+    return fitted.sized(key_length=fitted.sizes.query_length)
 
 
 SEEN: Mapping[Feature, Callable[[ModulePlan, ConstructedOption], Claims | str]] = {

@@ -20,11 +20,17 @@ def with_drawn(build: Callable[[], nn.Module]) -> nn.Module:
     again = build()
     for path, name, array in found:
         other = getattr(again.get_submodule(path), name, None)
-        if isinstance(other, torch.Tensor) and other.shape == array.shape and not torch.equal(other, array):
+        if isinstance(other, torch.Tensor) and other.shape == array.shape and _are_drawn(array, other):
             part = module.get_submodule(path)
             delattr(part, name)
             part.register_parameter(name, nn.Parameter(array.detach().clone()))
     return module
+
+
+def _are_drawn(array: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both have random numbers, all different: what is not initialised holds zeros, or anything."""
+    usual = all(bool(each.isfinite().all()) and bool((each != 0).all()) for each in (array, other))
+    return usual and not array.requires_grad and bool((array != other).all())
 
 
 def _plain(module: nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ from attention_conformance.spec.features import Feature, Scope
 
 LOOKS = ((12, 3), (24, 3))
 """Widths at which it has to be so, and numbers of heads."""
-FEWER = 5
-"""Tokens that are no width."""
+OTHERS = (5, 8, 16, 18, 32, 36, 48, 60)
+"""Numbers of tokens that are no width; each usual block divides one of them."""
 MOST_MAKES = 4
 """Ways to build it that are looked at."""
 PROJECTIONS = {"w_q", "w_k", "w_v"}
@@ -79,8 +79,11 @@ def _is_square(make: Constructor, call: ModuleCall) -> bool:
         *({"spatial": axes} for axes in SPATIAL),
     ]
     square = safe_call(partial(_answer, call, module, make, width)).value
-    raises = (safe_call(partial(_answer, replace(call, **other), module, make, FEWER)).error for other in others)
-    return square is not None and square.shape == (2, width, width) and all(raises)
+    if square is None or square.shape != (2, width, width):
+        return False
+    calls = (partial(_answer, replace(call, **o), module, make, n) for n, o in product(OTHERS, others))
+    outcomes = [safe_call(each) for each in calls]  # a statement of its own that raises is a limit, and no slip
+    return all(each.error for each in outcomes) and not any(each.refused for each in outcomes[:: len(others)])
 
 
 def _answer(call: ModuleCall, module: nn.Module, make: Constructor, tokens: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from attention_conformance.spec.conventions import CausalWithMask
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
 
@@ -128,3 +129,39 @@ def test_two_options(make: Make) -> None:
     assert {Feature.CAUSAL, Feature.SOFTCAP} <= made.claims.features
     assert_conforms(made)
     assert not failing(made, "shapes.combinations")
+
+
+MASKED = """
+class f(nn.Module):
+    def __init__(self, dim, num_heads, causal=False):
+        super().__init__()
+        self.h, self.causal = num_heads, causal
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def forward(self, x, attn_mask=None):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        output = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=self.causal{unless})
+        return self.proj(output.transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("unless", "meant"), [("", CausalWithMask.ERROR), (" and attn_mask is None", CausalWithMask.MASK_ALONE)]
+)
+def test_a_causal_flag_next_to_masks(make: Make, unless: str, meant: CausalWithMask) -> None:
+    made = make(MASKED.format(unless=unless))
+    assert {Feature.CAUSAL, Feature.BOOL_MASK} <= made.claims.features
+    assert made.claims.conventions.causal_with_mask is meant
+    assert not failing(made, "causal.square", "causal.with-mask", "masks.bool", "shapes.meetings", dtype="float64")
+
+
+def test_a_cap_that_clamps(make: Make) -> None:
+    made = make(text("logit_cap=None", after="s = s.clamp(-on, on) if on else s"))
+    assert Feature.SOFTCAP not in made.claims
+    assert "clamped" in made.findings["logit_cap"]
+
+
+def test_rotations_of_queries_at_the_end_of_the_keys(make: Make) -> None:
+    at_end = "self.rotated(torch.cat([k[..., : k.shape[-2] - q.shape[-2], :], q], -2))[..., -q.shape[-2] :, :]"
+    made = make(text("use_rope=False", before=f"q, k = ({at_end}, self.rotated(k)) if on else (q, k)", cross=True))
+    assert Feature.ROTARY in made.claims
+    assert_conforms(made)
