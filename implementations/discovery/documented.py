@@ -16,8 +16,9 @@ SHOWN = (
 )
 HIDDEN = r"mask(?:ed|s)?(?: out)?|ignore[ds]?|pad(?:ding|ded|s)?|hid(?:e|den|es)|exclude[ds]?|block(?:ed|s)?"
 NEGATED = r"not|n't|never|no|un|non"
+VALUE = r"(?:true|false|ones|one(?! \w*mask)|zeros?|1s?|0s?)"
 STATED = re.compile(
-    rf"(?P<value>\b(?:true|false|ones|one(?! \w*mask)|zeros?|1s?|0s?)\b)(?P<between>[^.;,()\n]{{0,40}}?)"
+    rf"(?P<value>\b{VALUE}\b)(?P<between>(?:(?!\b(?:true|false)\b)[^.;,()\n]){{0,40}}?)"
     rf"(?:(?P<negated>\b(?:{NEGATED})[ -]?(?:be |to be )?)|\b)(?P<word>(?:{SHOWN}|{HIDDEN})\b)",
     re.IGNORECASE,
 )
@@ -245,17 +246,31 @@ HEADING = re.compile(
 """A line above the paragraphs of several parameters, which may list their names."""
 
 
+ENTRY = re.compile(r"\W*\w+`*(?: ?\([^)]*\))? ?:|\w*mask\b")
+"""How a line on a parameter begins."""
+WRAPPED = 60
+"""Characters of a line that is cut where its paragraph is as wide as its lines."""
+
+
+def _is_cut(line: str, following: str) -> bool:
+    """Whether a line goes on in one that is no more indented."""
+    cut = len(line) >= WRAPPED and not line.endswith((".", ":", ";"))
+    return cut and following[:1].islower() and not ENTRY.match(following)
+
+
 def _paragraphs(text: str) -> list[str]:
-    """Each line with the more indented ones below it."""
+    """Each line with the more indented ones below it, and with those in which its sentence goes on."""
     parts: list[str] = []
-    indent = 0
+    indent, last = 0, ""
     for line in text.splitlines():
-        own = len(line) - len(line.lstrip())
-        if parts and line.strip() and own > indent and not HEADING.fullmatch(parts[-1]):
-            parts[-1] += f" {line.strip()}"
+        own, words = len(line) - len(line.lstrip()), line.strip()
+        deeper = bool(parts and words) and own > indent and not HEADING.fullmatch(parts[-1])
+        if deeper or (own == indent and _is_cut(last, words)):
+            parts[-1] += f" {words}"
         else:
-            parts.append(line.strip())
+            parts.append(words)
             indent = own
+        last = words
     return parts
 
 

@@ -170,6 +170,7 @@ GROUPS = (
     *("num_kv_heads", "num_key_value_heads", "n_kv_heads", "kv_heads", "n_kv_head", "n_query_groups", "query_groups"),
     *("num_query_groups", "num_kv_groups", "n_kv_groups", "kv_groups", "n_kv", "n_local_kv_heads"),
     *("num_groups", "n_groups", "num_query_head_groups", "kv_head_num", "n_heads_kv", "num_heads_kv"),
+    *("kv_n_heads", "kv_num_heads", "num_kv_head", "kv_nheads", "nheads_kv", "num_key_value_head", "key_value_heads"),
 )
 
 

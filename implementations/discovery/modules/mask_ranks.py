@@ -135,7 +135,7 @@ def ranked_masks(call: ModuleCall, check: ClaimCheck) -> Iterator[Ranked]:
         return
     sizes, draw = PLAIN.sizes, np.random.default_rng(7)
     extents = {"B": sizes.batch, "H": sizes.num_heads, "Lq": sizes.query_length, "Lk": sizes.key_length, "1": 1}
-    judged = (PER_KEY,) if spelled.get("key_padding_mask") == name else ()
+    judged = {PER_KEY} if spelled.get("key_padding_mask") == name else {str(call.form)}
     for shape in (each for each in SHAPES if each not in judged):
         seen = draw.random([extents[each] for each in shape[1:-1].split(", ")]) < 0.6
         seen[..., 0] = True  # no row without keys, be it causal or not

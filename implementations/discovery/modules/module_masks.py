@@ -19,6 +19,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     near_outputs,
     output_of,
 )
+from attention_conformance.implementations.discovery.documented import states_masks_of_samples
 from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
 from attention_conformance.implementations.discovery.modules.context_masks import (
     of_context_alone,
@@ -87,10 +88,11 @@ def with_one_head_in_groups(call: ModuleCall, check: ClaimCheck) -> ModuleCall:
 
 
 def with_mask_form(
-    call: ModuleCall, check: ClaimCheck, observed: bool, promised: bool = False
+    call: ModuleCall, check: ClaimCheck, kind: object, observed: bool, promised: bool = False
 ) -> tuple[ModuleCall, ClaimCheck, list[str]]:
     """With the first form of a mask that has the right effect, or else with the first that raises no error, and notes.
 
+    One of each sample that the documentation of its `kind` states may have that effect for one sample alone.
     `observed` states whether the meaning of True is what is seen; it is not where its names promise one. `promised`
     states whether they promise the form that the call has, which then only has to raise no error.
     """
@@ -111,6 +113,8 @@ def with_mask_form(
     unstated = observed and not is_published(call) and {"bool_mask", "float_mask"} <= set(spelled)
     if unstated and (other := _other_kind(call, check, tried)):
         return other
+    if (stated := _stated_of_samples(call, check, kind, tried)) is not None:
+        return stated, check, []
     if observed and not _states_polarity(call) and (of_keys := _of_keys(call, check, tried)):
         return of_keys
     for each in tried if "bool_mask" in spelled else ():
@@ -141,6 +145,16 @@ def _of_many_samples(call: ModuleCall, check: ClaimCheck, forms: list[MaskForm])
         return any(not each.run(shaped(case.sized(**MANY), form)).error for case in (MASKED, BIASED))
 
     return [form for form in forms if answers(form)] or forms
+
+
+def _stated_of_samples(call: ModuleCall, check: ClaimCheck, kind: object, tried: list[ModuleCall]) -> ModuleCall | None:
+    """A boolean mask (B, Lq, Lk) as its documentation states it, right for one sample; several may be mixed up."""
+    own = call.options.named.spelled.get("bool_mask")
+    if own is None or not states_masks_of_samples(kind, own):
+        return None
+    case = shaped(MASKED, MaskForm.SAMPLE)
+    of_samples = (each for each in tried if each.form is MaskForm.SAMPLE)
+    return next((each for each in of_samples if _hides_of_one(replace(check, function=each), case)), None)
 
 
 def _other_kind(

@@ -56,6 +56,7 @@ from attention_conformance.implementations.discovery.modules.parts_not_judged im
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan, plan_module
 from attention_conformance.implementations.discovery.modules.promises import (
     has_published_interface,
+    padding_polarity,
 )
 from attention_conformance.implementations.discovery.modules.torch_inside import without_rows_of_torch
 from attention_conformance.implementations.discovery.modules.value_widths import with_value_width
@@ -63,7 +64,7 @@ from attention_conformance.implementations.discovery.modules.whole_modules impor
 from attention_conformance.implementations.discovery.modules.window_options import with_window_option
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.spec.cases import Layout
-from attention_conformance.spec.conventions import Conventions, Polarity
+from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES, Premises
@@ -87,13 +88,14 @@ def module_candidate(
 ) -> Implementation:
     """Wraps a module class; what its constructor and forward do not take is not claimed.
 
-    True in its boolean masks means masked out, as in torch.nn.MultiheadAttention, unless the settings state otherwise.
+    True in its boolean masks means masked out, as in torch.nn.MultiheadAttention, unless the settings state otherwise,
+    or its documentation does of a padding mask alone.
 
     Raises:
         TargetError: it cannot be built, filled with weights or called.
         ValueError: a setting that does not exist.
     """
-    conventions = Conventions(bool_mask=Polarity.MASKED_OUT).claiming(settings)
+    conventions = Conventions(bool_mask=padding_polarity(kind)).claiming(settings)
     plan = plan_module(kind, conventions, device, observed="bool-mask" not in settings)
     plan, always = plan.under(premises)
     plan, windows = with_window_option(plan)

@@ -23,6 +23,7 @@ from attention_conformance.implementations.discovery.modules.module_runs import 
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.parameters import patterns, place_of
 from attention_conformance.implementations.discovery.modules.part_uses import (
+    BOUND,
     LARGEST,
     LOG_SCALES,
     OF_SINKS,
@@ -36,6 +37,7 @@ from attention_conformance.implementations.discovery.modules.part_uses import (
     Use,
     possible,
 )
+from attention_conformance.implementations.discovery.modules.promises import text_of
 from attention_conformance.implementations.discovery.modules.template import (
     Projected,
     Variant,
@@ -239,7 +241,11 @@ def equations(
     if not parts:
         return None
     heads, width = problem.num_heads, problem.query.shape[-1]
-    choices = [[*possible(path, shape, heads, width)] for path, shape in parts.items()]
+    bounded = BOUND.search(text_of(make.kind)) is not None
+    choices = [
+        [use for use in possible(path, shape, heads, width) if bounded or use.through is not Through.TENTHS]
+        for path, shape in parts.items()
+    ]
     for chosen in islice(product(*choices), MOST):
         uses = dict(zip(parts, chosen, strict=True))
         if gives(partial(whole.expected, uses=uses), module, problem, shown):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -50,6 +51,7 @@ class Through(StrEnum):
     TRANSPOSED = "the transposed matrix"
     EXPONENTIAL = "the exponential"
     CAPPED = "the exponential, kept at log(100) at most, as its logarithm should be"
+    TENTHS = "the exponential, its logarithm kept at log10(100) at most, as that of base e should be"
     SIGMOID = "the sigmoid"
     TANH = "the hyperbolic tangent"
     SCALED = "the scaled number, as scores are"
@@ -71,8 +73,10 @@ class Use:
     table: Table | None = None
 
 
-RIGHT = {Use(Role.SCORES, Through.CAPPED): Use(Role.SCORES, Through.EXPONENTIAL)}
-"""A known mistake in the use of a logarithm of a factor, with what is right."""
+RIGHT = {Use(Role.SCORES, wrong): Use(Role.SCORES, Through.EXPONENTIAL) for wrong in (Through.CAPPED, Through.TENTHS)}
+"""Known mistakes in the use of a logarithm of a factor, with what is right."""
+BOUND = re.compile(r"\b(?:100|0?\.01|1e-2)\b")
+"""The largest factor, or the smallest temperature, as the text of a class names it: others are bounds of its own."""
 
 
 def possible(path: str, shape: tuple[int, ...], heads: int, width: int) -> Iterator[Use]:
@@ -116,6 +120,8 @@ class Held:
                 return self.weight.exp()
             case Through.CAPPED:
                 return self.weight.exp().clamp(max=math.log(100.0))
+            case Through.TENTHS:
+                return self.weight.clamp(max=math.log10(100.0)).exp()
             case Through.TANH:
                 return self.weight.tanh()
             case Through.SIGMOID:

@@ -211,7 +211,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
     refuse_other_forms(make, call, check, variant)
     call = with_own_mask_open(call, check)
-    call, check, masks = with_mask_form(call, check, observed, published)
+    call, check, masks = with_mask_form(call, check, kind, observed, published)
     call = call if published else with_one_head_in_groups(call, check)
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)

@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from attention_conformance.implementations.discovery.code_text import code_of
-from attention_conformance.implementations.discovery.documented import states_added_numbers
+from attention_conformance.implementations.discovery.documented import documented_polarity, states_added_numbers
 from attention_conformance.implementations.discovery.documented_equations import OF_T5
 from attention_conformance.implementations.discovery.modules.template import Variant
+from attention_conformance.spec.conventions import Polarity
 
 SIZES = {"embed_dim", "num_heads"}
 INPUTS = {"query", "key", "value"}
 OF_FORWARD = {"key_padding_mask", "need_weights", "attn_mask", "average_attn_weights"}
 """Published names of torch.nn.MultiheadAttention: of its constructor, its inputs, and its options."""
+PADDING = "key_padding_mask"
 OF_ONE = r"(?!_?(?:channels|dim|size|width))"
 """What follows a head where its width is meant, and not the number of heads."""
 FEWER = r"\W*(?:self\.)?\w*(?:kv|key|group)"
@@ -50,7 +52,15 @@ def takes_float_padding(kind: type[nn.Module], spelled: Mapping[str, str]) -> bo
         return False
     own = re.escape(spelled["key_padding_mask"])
     made_boolean = rf"\b{own}\b[^\n]*\.(?:bool\(\)|(?:to|type)\((?:dtype=)?torch\.bool)"
-    return re.search(made_boolean, _text(kind)) is None
+    return re.search(made_boolean, text_of(kind)) is None
+
+
+def padding_polarity(kind: type[nn.Module]) -> Polarity:
+    """What True in its masks means before anything is seen: a padding mask alone may be documented the other way."""
+    masks = {name for name in _names(kind, "forward") if "mask" in name}
+    if masks != {PADDING} or has_published_interface(kind):
+        return Polarity.MASKED_OUT
+    return documented_polarity(kind, PADDING) or Polarity.MASKED_OUT
 
 
 UNSCALED = re.compile(r"\b(?:(?:no|not|without)[- ]scal(?:ing|ed)|unscaled)\b", re.IGNORECASE)
@@ -62,7 +72,7 @@ def is_unscaled(kind: Callable[..., nn.Module], variant: Variant) -> bool:
     if variant.scale != 0.0 or variant.cosine or not isinstance(kind, type):
         return False
     named = OF_T5.search(kind.__name__) is not None
-    return named or any(UNSCALED.search(_text(each)) for each in (kind, *_inside(kind)))
+    return named or any(UNSCALED.search(text_of(each)) for each in (kind, *_inside(kind)))
 
 
 def _inside(kind: type[nn.Module]) -> list[type[nn.Module]]:
@@ -87,9 +97,9 @@ def _names(kind: type[nn.Module], method: str) -> set[str]:
 
 def refuses_widths(kind: type[nn.Module]) -> bool:
     """Whether it promises to refuse a width that its heads do not divide: see the clause errors.heads."""
-    return has_published_interface(kind) or bool(STATED.search(_text(kind)))
+    return has_published_interface(kind) or bool(STATED.search(text_of(kind)))
 
 
-def _text(kind: type[nn.Module]) -> str:
+def text_of(kind: Callable[..., nn.Module]) -> str:
     """Its code where that can be read, and its documentation."""
     return "\n".join([code_of(kind), kind.__doc__ or "", kind.__init__.__doc__ or ""])

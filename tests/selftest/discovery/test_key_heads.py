@@ -5,7 +5,7 @@ import pytest
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
 
 MODULE = """
 class f(nn.Module):
@@ -79,3 +79,50 @@ def test_a_function_whose_keys_have_no_axis_of_heads_is_not_given_several(make: 
 def test_a_wrong_one_does_not_conform(make: Make) -> None:
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(make(FUNCTION.format(scale="key.shape[-2] ** -0.5")))
+
+
+SLOPED = '''
+class f(nn.Module):
+    """Causal attention with linear biases.{words}"""
+    def __init__(self, d_model=64, n_heads=8, kv_n_heads=2):
+        super().__init__()
+        self.h, self.g, self.d = n_heads, kv_n_heads, d_model // n_heads
+        self.Wqkv = nn.Linear(d_model, d_model + 2 * kv_n_heads * self.d, bias=False)
+        self.out_proj = nn.Linear(d_model, d_model, bias=False)
+    def forward(self, x, key_padding_mask=None):
+        each, n = self.g * self.d, 2 ** math.ceil(math.log2(self.h))
+        q, k, v = self.Wqkv(x).split([self.h * self.d, each, each], -1)
+        q, (k, v) = split(q, self.h).unflatten(1, (self.g, -1)), (split(x, self.g)[:, :, None] for x in (k, v))
+        slopes = 2.0 ** -(torch.arange(1, n + 1, dtype=torch.float64) * (8 / n))
+        slopes = slopes if n == self.h else torch.cat([slopes[1::2], slopes[::2]])[: self.h]
+        places = torch.arange(x.shape[1])
+        far = places - places[:, None]
+        s = q @ k.mT * self.d ** -0.5 + ({order}[..., None, None] * far).to(q.dtype)
+        seen = (far <= 0)[None] if key_padding_mask is None else (far <= 0) & {seen}[:, None]
+        s = s.masked_fill(~seen[:, None, None], torch.finfo(s.dtype).min)
+        return self.out_proj((s.softmax(-1) @ v).flatten(1, 2).transpose(1, 2).flatten(2))
+'''
+IN_ORDER = {
+    "words": " key_padding_mask: [b, s], True for tokens and False for padding.",
+    "order": "slopes.view(self.g, -1)",
+    "seen": "key_padding_mask",
+}
+PUBLISHED = {"words": "", "seen": "~key_padding_mask"}
+SLIPS = {
+    "heads of groups first": {"order": "slopes.view(-1, self.g).mT"},
+    "padding other than documented": {"seen": "~key_padding_mask"},
+    "padding other than its name promises": {"words": ""},
+}
+
+
+@pytest.mark.parametrize("change", [{}, PUBLISHED], ids=["documented", "published"])
+def test_slopes_of_heads_in_groups_conform(make: Make, change: dict[str, str]) -> None:
+    made = make(SLOPED.format(**{**IN_ORDER, **change}))
+    assert Feature.GROUPED in made.claims
+    assert made.claims.premises.alibi
+    assert not failing(made, "grouped.*", "masks.*", "scores.*", dtype="float64")
+
+
+@pytest.mark.parametrize("slip", SLIPS.values(), ids=SLIPS)
+def test_slips_of_heads_in_groups_are_accused(make: Make, slip: dict[str, str]) -> None:
+    assert failing(make(SLOPED.format(**{**IN_ORDER, **slip})), "grouped.*", "masks.key-padding", dtype="float64")

@@ -113,6 +113,7 @@ def test_gates_and_gains_have_equations(make: Make, parts: str, answer: str, wro
     assert is_caught(make, body(parts, answer.replace("@ v", fewer) if wrong else answer)) is wrong
 
 
+LOWER = "clamp(max=2.0).exp()"
 COSINES = "s = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT"
 
 
@@ -124,7 +125,9 @@ COSINES = "s = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT"
         ("self.logit_scale.exp()", False),
         ("self.logit_scale.clamp(max=math.log(100)).exp()", False),
         ("self.logit_scale.exp().clamp(max=100)", False),
+        ("self.logit_scale.clamp(max=math.log(1 / 0.01)).exp()", False),
         ("self.logit_scale.exp().clamp(max=math.log(100))", True),
+        ("self.logit_scale.clamp(max=math.log10(1 / 0.01)).exp()", True),
     ],
 )
 def test_a_logarithm_of_a_factor_is_bounded_as_one(
@@ -154,10 +157,10 @@ def test_cosines_are_those_of_the_components_of_a_head(
     assert bool(failing(made, "scores.dot-product", "modules.as-built")) is wrong
 
 
-def test_another_factor_of_this_name_is_not_judged(make: Make) -> None:
+@pytest.mark.parametrize("factor", [f"self.logit_scale.{x}" for x in ("exp().clamp(max=3)", "neg().exp()", LOWER)])
+def test_another_factor_of_this_name_is_not_judged(make: Make, factor: str) -> None:
     text = body("self.logit_scale = nn.Parameter(torch.zeros(()))", "(s.softmax(-1) @ v)", "s = s * {}")
-    assert not is_caught(make, text.format("self.logit_scale.exp().clamp(max=3)"), "logit_scale")
-    assert not is_caught(make, text.format("self.logit_scale.neg().exp()"), "logit_scale")
+    assert not is_caught(make, text.format(factor), "logit_scale")
 
 
 @pytest.mark.parametrize("wrong", [False, True])
