@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.as_built import INPUTS, ROUNDINGS, Call, drawn
+from attention_conformance.implementations.adapters.as_built import INPUTS, ROUNDINGS, Call, drawn, in_new_mode
 from attention_conformance.implementations.adapters.results import output_of
 from attention_conformance.implementations.adapters.tensors import tensors, to_array
 from attention_conformance.implementations.adapters.torch_module import built, in_mode
@@ -58,7 +58,7 @@ class Tables:
     path: str
 
     def answers(self, problem: Problem, device: str) -> Iterator[Array]:
-        """The output, and then that with the biases of each row raised."""
+        """The output, and then that with the biases of each row raised, in a new mode: some keep biases in theirs."""
         module = drawn(in_mode(built(self.build, problem, device), False))
         table = module.get_parameter(self.path)
         with torch.no_grad():
@@ -66,7 +66,7 @@ class Tables:
             for row in table:
                 before = row.clone()
                 row += RAISED
-                yield self._output(module, problem, device)
+                yield self._output(in_new_mode(module), problem, device)
                 row.copy_(before)
 
     def _output(self, module: nn.Module, problem: Problem, device: str) -> Array:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from ast import literal_eval
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import partial
 from math import isqrt
-from types import ModuleType
 from typing import Any, get_type_hints
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.code_text import code_of
+from attention_conformance.implementations.discovery.modules.default_settings import (
+    OF_SETTINGS,
+    class_of_settings,
+    usual_settings,
+)
 from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS
 
 LONGEST = 2048
@@ -290,8 +293,6 @@ def texts_compared(kind: Any, name: str) -> list[str]:
     return list(dict.fromkeys(each.group(2) for each in found))
 
 
-OF_SETTINGS = {"config", "cfg", "conf", "args", "configuration", "params", "hparams", "settings", "opt", "options"}
-"""Words in the names of objects of settings."""
 MANGLED = re.compile(r"_\w*?[a-zA-Z]\w*?(?=__[cC]\w*$)")
 """What Python puts before the name of a parameter such as `__C`, which some give settings."""
 
@@ -319,9 +320,9 @@ def settings_of(
 
     It has as many heads of keys and values as of queries where `kv_heads` is 0, and what is `changed`.
     """
-    hint = _hint(kind, name)
+    hint = class_of_settings(kind, name)
     if not (isinstance(hint, type) and is_dataclass(hint)):
-        return Settings(width, heads, lenient, _defaults(kind, hint), kind, kv_heads, changed)
+        return Settings(width, heads, lenient, usual_settings(kind, name, hint), kind, kv_heads, changed)
     named = {each.name: size for each in fields(hint) if (size := setting_size(each.name)) and each.init}
     given = {name: value_of(size, width, heads) for name, size in named.items() if size is not Size.BIAS}
     given |= {each.name: kv_heads or heads for each in fields(hint) if each.name in GROUPS and each.init}
@@ -334,14 +335,6 @@ def settings_of(
         return made.value
     counted = {each: 1 for each in rest if each not in named}  # which it may refuse to be none
     return hint(**{**given, **rest, **counted, **changed})
-
-
-def _hint(kind: Any, name: str) -> Any:
-    """What its constructor names as the class of its settings, or has an object of by default."""
-    own = getattr(kind, "original", kind)  # of a mirror
-    reads: Any = getattr(own, "__init__", None) if isinstance(own, type) else own
-    usual = type(safe_call(lambda: inspect.signature(reads).parameters[name].default).value)
-    return (safe_call(lambda: get_type_hints(reads)).value or {}).get(name, usual if is_dataclass(usual) else None)
 
 
 def options_of_settings(kind: Any, name: str, lenient: bool) -> list[inspect.Parameter]:
@@ -366,34 +359,3 @@ def settings_read(kind: Any, name: str) -> dict[str, object]:
     missing = {each: safe_call(partial(literal_eval, value)) for each, value in re.findall(either, text)}
     defaults = {each: inspect.Parameter.empty if value.error else value.value for each, value in missing.items()}
     return dict.fromkeys(found, inspect.Parameter.empty) | defaults
-
-
-def _defaults(kind: Any, hint: object) -> object:
-    """The settings by default: of the class that the constructor names, or of one of its module.
-
-    Of that with its first name, such as `GPT2Config` for `GPT2Attention`, or of the only one, or what the only function
-    for them returns. None where there is no such class or function, or it needs arguments.
-    """
-    module = sys.modules.get(str(getattr(kind, "__module__", "")))
-    own = vars(module) if module else {}
-    names = sorted((n for n in own if n.endswith("Config") and _begins(kind, n)), key=len)
-    alone = [each for name, each in own.items() if name.endswith("Config") and _is_of(each, module)]
-    found = [hint, *(own[name] for name in reversed(names)), *(alone if len(alone) == 1 else [])]
-    kinds = [each for each in found if isinstance(each, type)]
-    makers = [each for name, each in own.items() if OF_SETTINGS & {*name.lower().split("_")} and _makes(each, module)]
-    every = [*kinds, *(makers if len(makers) == 1 else [])]
-    return next((made.value for each in every if not (made := safe_call(each)).error), None)
-
-
-def _makes(function: object, module: ModuleType | None) -> bool:
-    """Whether it is a function of the module."""
-    return inspect.isfunction(function) and module is not None and function.__module__ == module.__name__
-
-
-def _is_of(kind: object, module: ModuleType | None) -> bool:
-    return isinstance(kind, type) and module is not None and kind.__module__ == module.__name__
-
-
-def _begins(kind: Any, name: str) -> bool:
-    stem = name.removesuffix("Config")
-    return bool(stem) and str(getattr(kind, "__name__", "")).startswith(stem)
