@@ -138,7 +138,14 @@ class RenamedCall:
         if self.unmasked is not None and own and given.get(own) is None:
             rows = inputs[0].shape[0 if self.unmasked_keys else -2]
             given[own] = _filled(inputs[0], (rows, inputs[1].shape[-2]), self.unmasked)
-        return partial(self.function, *inputs, **given)
+        return partial(self._called, *inputs, **given)
+
+    @property
+    def _called(self) -> Callable[..., object]:
+        """The function; one in another layout knows which of its masks is one of keys."""
+        own = self.options.spelled.get("key_padding_mask")
+        known = own is None or not hasattr(self.function, "key_mask")
+        return self.function if known else replace(self.function, key_mask=own)  # type: ignore[type-var]
 
     @property
     def mask_name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -193,12 +194,26 @@ def with_padding_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
         return with_key_mask(check, as_written(call.function))
     if Feature.KEY_PADDING not in check.claims or has_effect(check, PADDED):
         return check
+    if (repeated := _with_keys_of_samples(check, kind)) is not None:
+        return repeated
     other = kind.check(replace(call, hides_padding=True), check.claims, check.device, check.dtype)
     stated = documented_polarity(as_written(call.function), own)
     if not has_effect(other, PADDED) and stated in (None, check.claims.conventions.bool_mask):
         return check
     means = "masked out" if check.claims.conventions.bool_mask is Polarity.MAY_ATTEND else "may attend"
     return replace(check, function=other.function).stating(f"True in its {own!r} means {means}")
+
+
+def _with_keys_of_samples(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck | None:
+    """The check of a call with inputs (B * H, L, d) that repeats the mask of keys (B, Lk) for its heads by itself."""
+    call = check.function
+    assert isinstance(call, RenamedCall)
+    laid: Any = call.function
+    if getattr(laid, "keys_of_samples", True) or not check.run(PADDED).error:
+        return None
+    other = replace(call, function=replace(laid, keys_of_samples=True))
+    made = kind.check(other, check.claims, check.device, check.dtype)
+    return None if made.run(PADDED).error else with_padding_as_seen(made, kind)
 
 
 def in_form(check: ClaimCheck, kind: ArrayKind, call: RenamedCall, polarity: Polarity) -> ClaimCheck:

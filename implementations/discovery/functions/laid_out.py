@@ -48,12 +48,16 @@ class LaidOut:
         call: in which layout and order, and what else it is given.
         masks_of_samples: whether masks have an axis for B alone where inputs have B and H in one.
         keys_transposed: whether the last two axes of its keys come in the other order than those of its other inputs.
+        key_mask: its name for a mask of keys, (B, Lk).
+        keys_of_samples: whether that mask, too, has an axis for B alone where inputs have B and H in one.
     """
 
     function: Callable[..., Any]
     call: FunctionCall
     masks_of_samples: bool = False
     keys_transposed: bool = False
+    key_mask: str = "key_padding_mask"
+    keys_of_samples: bool = False
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -93,8 +97,8 @@ class LaidOut:
         if self.by_head:
             return self._head_by_head((query, key, value), options)
         given = [self._into(x) for x in (query, key, value)]
-        masks = {name: self._mask(options[name], query, key) for name in MASKS & set(options)}
-        masks |= {name: self._lengths(options[name], query) for name in LENGTHS & set(options)}
+        masks = {name: self._mask(options[name], query, key) for name in (MASKS - {self.key_mask}) & set(options)}
+        masks |= {name: self._of_heads(options[name], query) for name in self._rows & set(options)}
         masks |= {name: self._gates(options[name], value.shape[3]) for name in GATES & set(options)}
         answered = self._answer(given, {**options, **masks}, query)
         several = isinstance(answered, tuple | list)
@@ -141,12 +145,17 @@ class LaidOut:
             return mask
         return self._whole(mask, query, key).reshape((-1, query.shape[2], key.shape[2]))
 
-    def _lengths(self, lengths: Any, query: Any) -> Any:
-        """Lengths for B and H in one, where it has these in one."""
-        if "N" not in self.call.axes or not hasattr(lengths, "shape"):
-            return lengths
+    @property
+    def _rows(self) -> set[str]:
+        """What has a row for each sample, and has to have one for each of its heads where B and H are in one."""
+        return LENGTHS if self.keys_of_samples else LENGTHS | {self.key_mask}
+
+    def _of_heads(self, rows: Any, query: Any) -> Any:
+        """Lengths, or a mask of keys, for B and H in one, where it has these in one."""
+        if "N" not in self.call.axes or not hasattr(rows, "shape"):
+            return rows
         heads = query.shape[1]
-        return lengths.repeat_interleave(heads, 0) if self.call.framework == "torch" else lengths.repeat(heads, 0)
+        return rows.repeat_interleave(heads, 0) if self.call.framework == "torch" else rows.repeat(heads, 0)
 
     def _gates(self, gates: Any, width: int) -> Any:
         """Logits for the output, as it lies; of the whole width where it has heads and width in one."""
@@ -192,11 +201,14 @@ class LaidOut:
         query, key, value = given
         if not query.shape[:2] == key.shape[:2] == value.shape[:2]:
             raise ValueError("query, key and value have different numbers of samples or heads")
-        masks = {n: self._whole(options[n], query, key) for n in MASKS & set(options) if hasattr(options[n], "shape")}
-        gates = {name: options[name] for name in GATES & set(options) if hasattr(options[name], "shape")}
+        arrays = {name for name, each in options.items() if hasattr(each, "shape")}
+        masks = {name: self._whole(options[name], query, key) for name in (MASKS - {self.key_mask}) & arrays}
+        gates = {name: options[name] for name in GATES & arrays}
+        rows = {name: options[name] for name in self._rows & arrays}
         outputs = []
         for at in np.ndindex(*query.shape[:2]):
             own = {**options, **{name: each[at] for name, each in (masks | gates).items()}}
+            own |= {name: each[at[0]] for name, each in rows.items()}
             output = first_part(self._answer([self._transposed(x[at], self.call.axes) for x in given], own, query))
             outputs.append(self._transposed(output, self.call.output))
         shape = (*query.shape[:3], value.shape[3])
