@@ -297,9 +297,14 @@ def called_tokens_first(
 
 
 def _write_back(given: Iterable[Any], passed: Iterable[Any]) -> None:
-    """Writes into the caller's tensors what a function has written into the copies that it was passed."""
+    """Writes into the caller's tensors what a function has written into the copies that it was passed.
+
+    Arrays of other kinds are passed as views, or cannot be written into.
+    """
     with torch.no_grad():
         for own, copy in zip(given, passed, strict=True):
+            if not isinstance(own, torch.Tensor):
+                continue
             if own.data_ptr() != copy.data_ptr() and not torch.equal(own.swapaxes(1, 2), copy):
                 own.data.copy_(copy.swapaxes(1, 2))
 

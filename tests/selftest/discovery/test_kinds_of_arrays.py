@@ -1,4 +1,4 @@
-"""Which functions are tried with arrays of JAX: those that may have something of it, as each size takes a program."""
+"""Which arrays functions are tried with: of JAX where they may have something of it, as each size takes a program."""
 
 import functools
 import types
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attention_conformance.implementations.discovery.functions.suited import _may_be_of_jax
+from attention_conformance.tests.selftest.discovery.making import Make, failing
 
 IN_TORCH = "def f(q, k, v): return torch.softmax(q @ k.mT, -1) @ v"
 LATER = "def f(q, k, v):\n    import jax\n    return jax.nn.softmax(q @ k.mT) @ v"
@@ -29,3 +30,24 @@ def test_what_may_be_of_jax() -> None:
     assert _may_be_of_jax(made(LATER))
     assert _may_be_of_jax(made(THROUGH, helper=helper))
     assert _may_be_of_jax(jax.jit(made(THROUGH)))
+
+
+IN_NUMPY = """
+def f(q, k, v, window_size=(-1, -1), causal=False, softmax_scale=None, softcap=0.0):
+    length, keys, width = q.shape[1], k.shape[1], q.shape[-1]
+    k, v = (np.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    s = np.einsum("bqhd,bkhd->bhqk", q, k) * (width**-0.5 if softmax_scale is None else softmax_scale)
+    s = softcap * np.tanh(s / softcap) if softcap > 0 else s
+    left, right = window_size[0], 0 if causal else window_size[1]
+    ahead = np.arange(keys) - np.arange(length)[:, None] - (keys - length)
+    hidden = ((ahead > right) & (right >= 0)) | ((ahead < -left) & (left {open} 0))
+    w = np.where(hidden, -np.inf, s)
+    w = np.exp(w - w.max(-1, keepdims=True, initial=-1e30))
+    return np.einsum("bhqk,bkhd->bqhd", w / np.maximum(w.sum(-1, keepdims=True), 1e-300), v)
+"""
+
+
+@pytest.mark.parametrize(("open_side", "wrong"), [(">=", False), (">", True)])
+def test_a_published_interface_may_be_that_of_numpy_arrays(make: Make, open_side: str, wrong: bool) -> None:
+    made = make(IN_NUMPY.format(open=open_side))
+    assert bool(failing(made, "scores.*", "window.*", "causal.*", dtype="float64")) is wrong
