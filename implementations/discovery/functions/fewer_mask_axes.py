@@ -1,4 +1,4 @@
-"""Masks of fewer axes: of functions that document no other, or that are given the number of heads as torch's is."""
+"""Masks of fewer axes: of functions that document no other, take those of keys, or are given a number of heads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from dataclasses import replace
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, ClaimCheck
 from attention_conformance.implementations.discovery.documented import (
     as_written,
+    documented_polarity,
+    states_masks_of_keys,
     states_numbers_alone,
     states_two_axes_alone,
 )
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
-from attention_conformance.implementations.discovery.functions.function_masks import in_form, with_all_axes
+from attention_conformance.implementations.discovery.functions.function_masks import (
+    hides_padding,
+    in_form,
+    ways_of_keys,
+    with_all_axes,
+)
+from attention_conformance.implementations.discovery.modules.mask_effects import PADDED, mask_of_keys
 from attention_conformance.implementations.discovery.modules.module_masks import shaped
 from attention_conformance.implementations.discovery.vocabulary import MaskForm
 from attention_conformance.spec.features import Feature
@@ -41,7 +49,23 @@ def with_mask_axes(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
         if not any(fewer.run(shaped(case, form)).error for case in cases.values()):
             kept = fewer.without(KINDS.keys() - cases.keys())
             return kept.stating(f"its {own!r} is given as {form}")
-    return with_all_axes(check, kind)
+    return _of_keys(check, kind, own) or with_all_axes(check, kind)
+
+
+def _of_keys(check: ClaimCheck, kind: ArrayKind, own: str) -> ClaimCheck | None:
+    """The check of a call whose masks are those of keys, as is documented, or as they are seen to hide these alone."""
+    call = check.function
+    assert isinstance(call, RenamedCall)
+    if not own or "key_padding_mask" in call.options:
+        return None
+    written = as_written(call.function)
+    meaning = documented_polarity(written, own) or check.claims.conventions.bool_mask
+    ways = ways_of_keys(check, kind, [meaning])
+    seen = [*filter(hides_padding, ways)]
+    if not seen and states_masks_of_keys(written, own):  # it is judged as such, whatever it hides
+        seen = [way for way in ways if not way.run(PADDED).error]
+    found = mask_of_keys(check, seen[:1], own, lambda way: True)
+    return found and found[0].stating(found[1])
 
 
 def _forms(call: RenamedCall, own: str) -> tuple[MaskForm, ...]:

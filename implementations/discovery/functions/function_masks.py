@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -138,14 +139,25 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         formed = in_form(check, kind, replace(call, form=form), polarity)
         if has_effect(formed, shaped(OF_FEWER_AXES[1], form)) and not formed.run(shaped(MASKED, form)).error:
             return formed, [f"its {own!r} hides what it states where all samples and heads have the same mask"]
-    of_keys = replace(call, options=call.options.with_masks_as("key_padding_mask"))
-    ways_given = product((False, True), NUMBERS, polarities)
-    calls = [(replace(of_keys, true_as=number, per_head=each), polarity) for each, number, polarity in ways_given]
-    ways = [in_form(check, kind, *each).without(OF_MASKS).claiming({Feature.KEY_PADDING}) for each in calls]
-    if found := mask_of_keys(check, ways, own, lambda way: has_effect(way, PADDED)):
+    if found := mask_of_keys(check, ways_of_keys(check, kind, polarities), own, hides_padding):
         return found[0], [found[1]]
     errors = [check.run(case).error for case in (MASKED, BIASED)]
     return (check.without(OF_MASKS), [unclaimed("masks", errors[0])]) if all(errors) else (check, [])
+
+
+def ways_of_keys(check: ClaimCheck, kind: ArrayKind, polarities: Iterable[Polarity]) -> list[ClaimCheck]:
+    """The check of calls in which the parameter of attention masks takes masks of keys alone, (B, Lk) or (B, 1, Lk)."""
+    call = check.function
+    assert isinstance(call, RenamedCall)
+    of_keys = replace(call, options=call.options.with_masks_as("key_padding_mask"))
+    ways_given = product((False, True), NUMBERS, polarities)
+    calls = [(replace(of_keys, true_as=number, per_head=each), polarity) for each, number, polarity in ways_given]
+    return [in_form(check, kind, *each).without(OF_MASKS).claiming({Feature.KEY_PADDING}) for each in calls]
+
+
+def hides_padding(check: ClaimCheck) -> bool:
+    """Whether its mask of keys hides the padding, and nothing else."""
+    return has_effect(check, PADDED)
 
 
 def _with_whole_keys(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:

@@ -67,3 +67,30 @@ def f(query, key, value, attn_mask=None):
 )
 def test_a_published_name_promises_all_axes_but_where_two_are_documented(make: Make, words: str, wrong: bool) -> None:
     assert bool(failing(make(PLAIN.format(words=words)), *CLAUSES)) is wrong
+
+
+OF_KEYS = '''
+def f(query, key, value, attn_mask=None, is_causal={causal}):
+    """Attention. {words}"""
+    if attn_mask is not None:
+        assert attn_mask.ndim == 2 and len(attn_mask) == len(query)
+        attn_mask = attn_mask{slip}[:, None, None, :].expand(-1, 1, query.shape[2], -1)
+    return attend(query, key, value, attn_mask, is_causal)[0]
+'''
+KEYS = "attn_mask: bool (B, L), True for real tokens."
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("words", "slip", "wrong"),
+    [
+        (KEYS, "", False),
+        ("It has a mask.", "", False),
+        (KEYS, ".flip(-1)", True),
+    ],
+)
+def test_a_published_name_may_be_that_of_a_mask_of_keys(
+    make: Make, causal: bool, words: str, slip: str, wrong: bool
+) -> None:
+    made = make(OF_KEYS.format(causal=causal, words=words, slip=slip))
+    assert bool(failing(made, *CLAUSES, dtype="float64")) is wrong
