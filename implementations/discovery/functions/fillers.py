@@ -24,6 +24,7 @@ TABLES = {"rotary_cos": 1.0, "rotary_sin": 0.0}
 """Of rotations, and what rotates nothing in them."""
 FORMS = [(of, parts) for of in ("tokens", "samples", "inputs") for parts in (1, 2)]
 """Of what such tables have the axes, next to that of a whole width or a half of it."""
+SEGMENTS = ("query_segments", "key_segments")
 LOGIT_SCALES = {"logit_scale", "logit_scales", "log_scale", "logit_temperature"}
 
 
@@ -48,11 +49,13 @@ class Filler:
         words: that, for a note.
         value: it, of the query, the key and their axes.
         judged: whether other values are given to it, too.
+        rank: of places, the number of its axes: those of queries and of keys have as many; 0: anything else.
     """
 
     words: str
     value: Callable[[Any, Any, Axes], Any]
     judged: bool = True
+    rank: int = 0
 
 
 def fillers(parameter: inspect.Parameter) -> list[Filler]:
@@ -111,6 +114,8 @@ def _of_option(option: str) -> list[Filler]:
         return [_always(None), Filler("zeros", partial(_of_pairs, 0.0))]
     if option in ("query_positions", "key_positions"):
         return [_always(None), *_of_places({option.split("_")[0]})]
+    if option in SEGMENTS:
+        return [_always(None), Filler("ones", partial(_segment, option))]
     if option == "valid_lens":
         return [_always(None), Filler("the number of keys", _lengths)]
     if option in TABLES:
@@ -127,7 +132,7 @@ def _always(value: object) -> Filler:
 
 def _of_places(words: set[str]) -> list[Filler]:
     of_query = bool(words & OF_QUERIES)
-    return [Filler("0, 1, 2, ...", partial(_places, of_query, rank)) for rank in (1, 2)]
+    return [Filler("0, 1, 2, ...", partial(_places, of_query, rank), rank=rank) for rank in (1, 2)]
 
 
 def _in_words(count: Count) -> str:
@@ -144,8 +149,22 @@ def _places(of_query: bool, rank: int, query: Any, key: Any, axes: Axes) -> Any:
     return _like(query, tokens if rank == 1 else np.broadcast_to(tokens, (query.shape[0], *tokens.shape)).copy())
 
 
+def places_within(ids: Any) -> Any:
+    """The place of each token among those of its segment, (B, L): how many of the same id come before it."""
+    same = ids[..., :, None] == ids[..., None, :]
+    if hasattr(same, "tril"):
+        return same.tril(-1).sum(-1)
+    return (same & np.tril(np.ones(same.shape[-2:], bool), -1)).sum(-1)
+
+
 def _lengths(query: Any, key: Any, axes: Axes) -> Any:
     return _like(query, np.full(query.shape[0], key.shape[axes.tokens]))
+
+
+def _segment(option: str, query: Any, key: Any, axes: Axes) -> Any:
+    """One segment of all tokens, (B, L): 1, as 0 is often that of padding."""
+    tokens = (query if option == SEGMENTS[0] else key).shape[axes.tokens]
+    return _like(query, np.ones((query.shape[0], tokens), int))
 
 
 def _of_pairs(value: float | bool, query: Any, key: Any, axes: Axes) -> Any:

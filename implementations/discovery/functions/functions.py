@@ -67,6 +67,7 @@ from attention_conformance.implementations.discovery.functions.one_key_head impo
 from attention_conformance.implementations.discovery.functions.one_length import without_other_lengths
 from attention_conformance.implementations.discovery.functions.one_sample import OneSample, of_one_sample
 from attention_conformance.implementations.discovery.functions.own_slopes import without_own_slopes
+from attention_conformance.implementations.discovery.functions.segments_from_one import with_segments_from_one
 from attention_conformance.implementations.discovery.functions.served import Served
 from attention_conformance.implementations.discovery.functions.several_needed import unjudged, with_what_is_needed
 from attention_conformance.implementations.discovery.functions.shaped_tables import limited
@@ -132,7 +133,8 @@ def function_candidate(
 
     if (serving := _serving_candidate(name, function, settings, device, premises)) is not None:
         return serving
-    needed = with_dropout_form(function) or with_bucket_table(function) or with_what_is_needed(function)
+    inner = with_dropout_form(function) or with_bucket_table(function) or with_what_is_needed(function)
+    needed = inner or with_segments_from_one(function)
     if needed is not None:
         made = limited(needed, function_candidate(name, needed, settings, device, premises))
         findings = {**made.findings, **unjudged(needed)}

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.functions.fillers import TABLES, Axes, Filler, fillers, is_mask
+from attention_conformance.implementations.discovery.functions.fillers import (
+    TABLES,
+    Axes,
+    Filler,
+    fillers,
+    is_mask,
+    places_within,
+)
 from attention_conformance.implementations.discovery.functions.needed_tables import NeededTables, of_each_kind
 from attention_conformance.implementations.discovery.functions.shaped_tables import ShapedTables, with_shaped_tables
 from attention_conformance.implementations.discovery.functions.single_needs import SingleNeed, with_single_need
@@ -22,6 +29,8 @@ from attention_conformance.implementations.discovery.vocabulary import HEAD_COUN
 
 MOST = 64
 """Combinations that are tried with one layout."""
+SEGMENTS_OF = {"query_positions": "query_segments", "key_positions": "key_segments"}
+"""Positions, and the ids of the segments within which they count."""
 LAYOUTS = (
     ((2, 3, 5, 4), Axes(1, -2)),
     ((2, 5, 3, 4), Axes(2, -3)),
@@ -60,9 +69,11 @@ class SeveralNeeded:
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """The function's answer."""
+        known = {KNOWN_NAMES.get(name): option for name, option in options.items()}
         for name, filler in self.fillers.items():
+            ids = known.get(SEGMENTS_OF.get(KNOWN_NAMES.get(name, ""), ""))
             if options.get(name) is None:
-                options[name] = filler.value(query, key, self.axes)
+                options[name] = filler.value(query, key, self.axes) if ids is None else places_within(ids)
         return self.function(query, key, value, **options)
 
 
@@ -109,7 +120,8 @@ def _is_given_it_anyway(function: Callable[..., Any], several: Mapping[str, Sequ
 
 def _filled(function: Callable[..., Any], several: Mapping[str, Sequence[Filler]]) -> Iterator[SeveralNeeded]:
     for _, axes in LAYOUTS:
-        for each in islice(product(*several.values()), MOST):
+        tried = islice(product(*several.values()), MOST)
+        for each in sorted(tried, key=lambda given: len({filler.rank for filler in given} - {0})):
             yield SeveralNeeded(function, dict(zip(several, each, strict=True)), axes)
 
 

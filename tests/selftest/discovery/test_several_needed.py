@@ -155,3 +155,30 @@ def test_parts_of_the_keys_are_merged(make: Make, name: str, once: str, wrong: b
     made = make(SPLIT.format(name=name, once=once))
     assert f"with {name}=3" in made.alternatives
     assert bool(failing(made, "relations.alternatives")) is wrong
+
+
+IN_SEGMENTS = '''
+def f(q, k, v, q_segment_ids, kv_segment_ids, q_positions, kv_positions):
+    """q_segment_ids, kv_segment_ids: (B, L) long. {words}
+    q_positions, kv_positions: (B, L) long, positions within the segment: later keys are hidden.
+    """
+    seen = (q_segment_ids[:, :, None] == kv_segment_ids[:, None]) & (q_positions[:, :, None] >= kv_positions[:, None])
+    seen = {seen}
+    (batch, heads, length, width), keys = q.shape, k.shape[2]
+    p = (q @ k.mT * width**-0.5).masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+    return p.nan_to_num() @ v
+'''
+
+
+@pytest.mark.parametrize(
+    ("words", "seen", "wrong"),
+    [
+        ("0 is padding and meets nothing.", "seen & (kv_segment_ids != 0)[:, None]", False),
+        ("Equal ids meet.", "seen", False),
+        ("Equal ids meet.", "seen & (kv_segment_ids != 0)[:, None]", True),
+        ("0 is padding.", "q_positions[:, :, None] >= kv_positions[:, None]", True),
+    ],
+)
+def test_segments_and_the_positions_within_them_are_given(make: Make, words: str, seen: str, wrong: bool) -> None:
+    made = make(IN_SEGMENTS.format(words=words, seen=seen))
+    assert bool(failing(made, "scores.*", "causal.*", "packed.segments", dtype="float64")) is wrong
