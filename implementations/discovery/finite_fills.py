@@ -15,8 +15,8 @@ from attention_conformance.spec.cases import Case, Scores
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 
-DEEP = replace(PLAIN, scores=Scores.MOST_NEGATIVE, causal=True)
-"""Scores below the numbers that are usual in place of minus infinity."""
+DEEP = replace(PLAIN, scores=Scores.MOST_NEGATIVE, causal=True).sized(query_length=5, key_length=5)
+"""Scores below the numbers that are usual in place of minus infinity; few: what dies in a long call is to be judged."""
 
 
 def causal_fill_as_seen(check: ClaimCheck) -> ClaimCheck:

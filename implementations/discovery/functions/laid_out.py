@@ -148,7 +148,7 @@ class LaidOut:
     @property
     def _rows(self) -> set[str]:
         """What has a row for each sample, and has to have one for each of its heads where B and H are in one."""
-        return LENGTHS if self.keys_of_samples else LENGTHS | {self.key_mask}
+        return LENGTHS if self.keys_of_samples or self.masks_of_samples else LENGTHS | {self.key_mask}
 
     def _of_heads(self, rows: Any, query: Any) -> Any:
         """Lengths, or a mask of keys, for B and H in one, where it has these in one."""

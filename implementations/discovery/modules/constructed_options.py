@@ -27,7 +27,7 @@ from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
 from attention_conformance.spec.case_options import used_options
-from attention_conformance.spec.cases import Case, MaskKind, Padding, Pattern
+from attention_conformance.spec.cases import Case, Layout, MaskKind, Padding, Pattern
 from attention_conformance.spec.conventions import CausalWithMask
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
@@ -150,7 +150,9 @@ def _with_masks(claims: Claims, given: ClaimCheck) -> Claims:
     """With what the flag means next to a mask: both hide, or the mask alone, or that raises and is not claimed."""
     masks = [case for feature, case in NEXT_TO_FLAG.items() if feature in claims]
     later = [any(sees_later(given, case)) for case in masks[:2]]
-    if any(given.run(case).error for case in masks) or (any(later) and not all(later)):
+    turned = [replace(case, layout=Layout.TRANSPOSED) for case in masks]  # what torch refuses depends on the strides
+    refused = any(given.run(case, gradients=g).error for case in [*masks, *turned] for g in (False, True))
+    if refused or (any(later) and not all(later)):
         own = replace(claims.conventions, causal_with_mask=CausalWithMask.ERROR)
         return replace(claims, conventions=own, fit=partial(_without_masks, claims.fit))
     alone = CausalWithMask.MASK_ALONE if any(later) else claims.conventions.causal_with_mask

@@ -55,13 +55,13 @@ class f(nn.Module):
         s = s if attention_mask is None else s + attention_mask
         return (self.dropout(s.softmax(-1)) @ value_layer).transpose(1, 2).flatten(2)
 """
-BY_DEFAULT = OF_SETTINGS.replace("config):", "config=USUAL):").replace(
+WITH_USUAL = OF_SETTINGS.replace("config):", "config=USUAL):").replace(
     "self.dropout =", "self.most = config.longest_of_all + 1; self.dropout ="
 )
 BY_DEFAULT = f"""
 from types import SimpleNamespace
 USUAL = SimpleNamespace(hidden_size=64, num_attention_heads=4, attention_probs_dropout_prob=0.0, longest_of_all=32)
-{BY_DEFAULT}"""
+{WITH_USUAL}"""
 OF_TEXTS = """
 class f(nn.Module):
     def __init__(self, dim, heads, attn_type, eos_id):
