@@ -139,10 +139,14 @@ def _seen(premises: Premises, length: int) -> Booleans:
     return np.asarray((ahead <= (length if right is None else right)) & (-ahead <= (length if left is None else left)))
 
 
+def angles_of(length: int, width: int, base: float) -> Floats:
+    """(L, d / 2): by which the pairs of each row are rotated."""
+    return np.asarray(np.arange(length)[:, None] * base ** (-np.arange(0, width, 2) / width))
+
+
 def rotated(x: Floats, base: float, pairing: RotaryPairing) -> Floats:
     """The rows (..., L, d) rotated by their positions; d is even."""
-    width = x.shape[-1]
-    angles = np.arange(x.shape[-2])[:, None] * base ** (-np.arange(0, width, 2) / width)
+    angles = angles_of(x.shape[-2], x.shape[-1], base)
     cos, sin = np.cos(angles), np.sin(angles)
     halves = pairing is RotaryPairing.HALVES
     first, second = np.split(x, 2, -1) if halves else (x[..., ::2], x[..., 1::2])

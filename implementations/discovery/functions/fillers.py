@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.discovery.causal_names import is_causal_flag
 from attention_conformance.implementations.discovery.functions.block_sizes import OF_KEYS, OF_QUERIES
 from attention_conformance.implementations.discovery.functions.given_sizes import BLOCK, Count, counts
 from attention_conformance.implementations.discovery.functions.needed_cap import HUGE
-from attention_conformance.implementations.discovery.signatures import unfelt_like
+from attention_conformance.implementations.discovery.signatures import switched_off, unfelt_like
 from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES, OPTIONS, is_open_mask
 
 CHOSEN = {"topk", "k", "top", "num", "n", "keys", "number", "nearest"}
@@ -72,12 +71,8 @@ def fillers(parameter: inspect.Parameter) -> list[Filler]:
 
 def _of_flag(parameter: inspect.Parameter) -> list[Filler]:
     """What switches dropout, training and causality off."""
-    off = {"training": False, "deterministic": True}
-    if "drop" in parameter.name:
-        return [_always(None if parameter.name.lower().endswith("mask") else 0.0)]
-    if is_causal_flag(parameter) or parameter.name in off:
-        return [_always(off.get(parameter.name, False))]
-    return []
+    off = {"training": False, **switched_off([parameter])}
+    return [_always(off[parameter.name])] if parameter.name in off else []
 
 
 def _of_mask() -> list[Filler]:
@@ -187,8 +182,7 @@ def _filled(query: Any, shape: tuple[int, ...], value: float | bool) -> Any:
 def _of_heads(value: float, rank: int, query: Any, key: Any, axes: Axes) -> Any:
     """A number for each head, (H, 1, 1) or (H,), or one alone."""
     heads = 1 if axes.heads is None else query.shape[axes.heads]
-    shape = ((heads, 1, 1) if rank == 3 else (heads,)) if rank else ()
-    return query.new_full(shape, value) if hasattr(query, "new_full") else np.full(shape, value, query.dtype)
+    return _filled(query, {3: (heads, 1, 1), 1: (heads,), 0: ()}[rank], value)
 
 
 def _unfelt(option: str, query: Any, key: Any, axes: Axes) -> Any:

@@ -17,6 +17,7 @@ from attention_conformance.implementations.api.contract import Fit, Implementati
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.functions.needed_window import alike
+from attention_conformance.implementations.discovery.score_fits import angles_of, rotated
 from attention_conformance.implementations.discovery.signatures import required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
 from attention_conformance.spec.cases import Case
@@ -24,6 +25,8 @@ from attention_conformance.spec.conventions import RotaryPairing
 from attention_conformance.spec.features import RotaryTables
 
 ROTARY = ("rotary_cos", "rotary_sin")
+BASE = 100.0
+"""Of rotations by which it is looked at: those of each pair differ within few tokens."""
 LAYOUTS = (((2, 3, 5, 6), -2), ((2, 5, 3, 6), -3), ((2, 5, 6), -2), ((5, 6), -2))
 """Shapes of inputs, with the axis of tokens."""
 
@@ -153,18 +156,12 @@ def with_shaped_tables(function: Callable[..., Any]) -> ShapedTables | None:
 
 def _rotates(function: Callable[..., Any], names: tuple[str, ...], x: Any, axis: int, pairing: RotaryPairing) -> bool:
     """Whether its answer with tables is that without them to inputs that are rotated by these."""
-    array = np.asarray(x)
-    angles = np.arange(array.shape[axis])[:, None] * np.array([1.0, 0.3, 0.1])
-    shape = [1] * array.ndim
-    shape[axis], shape[-1] = angles.shape
-    cosines, sines = np.cos(angles).reshape(shape), np.sin(angles).reshape(shape)
-    halves = pairing is RotaryPairing.HALVES
-    first, second = np.split(array, 2, -1) if halves else (array[..., ::2], array[..., 1::2])
-    pair = first * cosines - second * sines, first * sines + second * cosines
-    rotated = np.concatenate(pair, -1) if halves else np.stack(pair, -1).reshape(array.shape)
+    rows = np.moveaxis(np.asarray(x, np.float64), axis, -2)
+    given = np.moveaxis(rotated(rows, BASE, pairing), -2, axis)
+    angles = angles_of(rows.shape[-2], rows.shape[-1], BASE)
     tables = dict(zip(names, (_of_kind(x, np.cos(angles)), _of_kind(x, np.sin(angles))), strict=True))
     answer = safe_call(partial(function, x, x, x, **tables)).value
-    plain = None if answer is None else safe_call(partial(function, *[_of_kind(x, rotated)] * 2, x)).value
+    plain = None if answer is None else safe_call(partial(function, *[_of_kind(x, given)] * 2, x)).value
     return answer is not None and plain is not None and alike(answer, plain)
 
 

@@ -150,8 +150,8 @@ def _with_masks(claims: Claims, given: ClaimCheck) -> Claims:
     """With what the flag means next to a mask: both hide, or the mask alone, or that raises and is not claimed."""
     masks = [case for feature, case in NEXT_TO_FLAG.items() if feature in claims]
     later = [any(sees_later(given, case)) for case in masks[:2]]
-    turned = [replace(case, layout=Layout.TRANSPOSED) for case in masks]  # what torch refuses depends on the strides
-    refused = any(given.run(case, gradients=g).error for case in [*masks, *turned] for g in (False, True))
+    strided = [replace(case, layout=Layout.TRANSPOSED) for case in masks]  # what torch refuses depends on the strides
+    refused = any(given.run(case, gradients=g).error for case in [*masks, *strided] for g in (False, True))
     if refused or (any(later) and not all(later)):
         own = replace(claims.conventions, causal_with_mask=CausalWithMask.ERROR)
         return replace(claims, conventions=own, fit=partial(_without_masks, claims.fit))

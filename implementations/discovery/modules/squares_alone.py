@@ -73,7 +73,6 @@ def _is_square(make: Constructor, call: ModuleCall) -> bool:
     """Whether it answers as many tokens as channels, and no other number of them in any layout."""
     module, width = in_mode(built(make), False), make.width
     others: list[dict[str, Any]] = [
-        {},
         {"length_first": True},
         {"each_sample": True},
         *({"spatial": axes} for axes in SPATIAL),
@@ -81,9 +80,11 @@ def _is_square(make: Constructor, call: ModuleCall) -> bool:
     square = safe_call(partial(_answer, call, module, make, width)).value
     if square is None or square.shape != (2, width, width):
         return False
+    usual = [safe_call(partial(_answer, call, module, make, tokens)) for tokens in OTHERS]
+    if any(each.refused for each in usual):  # a statement of its own is a limit, and no slip
+        return False
     calls = (partial(_answer, replace(call, **o), module, make, n) for n, o in product(OTHERS, others))
-    outcomes = [safe_call(each) for each in calls]  # a statement of its own that raises is a limit, and no slip
-    return all(each.error for each in outcomes) and not any(each.refused for each in outcomes[:: len(others)])
+    return all(each.error for each in usual) and all(safe_call(each).error for each in calls)
 
 
 def _answer(call: ModuleCall, module: nn.Module, make: Constructor, tokens: int) -> torch.Tensor:

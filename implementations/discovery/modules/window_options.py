@@ -8,7 +8,7 @@ from functools import partial
 from inspect import Parameter
 
 from attention_conformance.implementations.api.contract import Fit, Unsupported
-from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
+from attention_conformance.implementations.discovery.claim_checks import PLAIN, near_outputs
 from attention_conformance.implementations.discovery.functions.number_windows import (
     NUMBERS,
     NumberWindow,
@@ -16,7 +16,8 @@ from attention_conformance.implementations.discovery.functions.number_windows im
     meaning_of,
     of_one_length,
 )
-from attention_conformance.implementations.discovery.modules.built_otherwise import options_left_out, with_options
+from attention_conformance.implementations.discovery.modules.built_otherwise import options_left_out
+from attention_conformance.implementations.discovery.modules.constructed_options import IDLE, given_option
 from attention_conformance.implementations.discovery.modules.constructor_names import settings_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.emptied_twice import fit_rows_not_emptied_twice
@@ -32,7 +33,6 @@ AROUND = {"size", "sliding", "attention", "attn", "local", "length", "len", "wid
 """Words next to that of a window in the names of its number."""
 LONG = PLAIN.sized(query_length=17, key_length=17)
 """More tokens than such a window has."""
-IDLE = "not judged: it changes nothing in the answer"
 
 
 @dataclass(frozen=True)
@@ -92,19 +92,13 @@ def _is_off(option: Parameter, setting: bool) -> bool:
 
 def _meaning(plan: ModulePlan, name: str) -> NumberWindow | str:
     """What its number means, or why that is not known; empty where a setting changes nothing, as others read it."""
-    given = partial(_given, plan, name)
+    given = partial(given_option, plan, name)
     flags = (False, True) if Feature.CAUSAL in plan.check.claims else (False,)
     pairs = [(plan.check.run(each), given(NUMBERS[0]).run(each)) for each in (replace(LONG, causal=f) for f in flags)]
     if all(not a.error and not b.error and near_outputs(a, b, plan.check.dtype) for a, b in pairs):
         return "" if plan.make.settings else IDLE
     found = [meaning_of(plan.check, given, flag) for flag in flags]
     return next((each for each in found if isinstance(each, NumberWindow)), found[0])
-
-
-def _given(plan: ModulePlan, name: str, number: int) -> ClaimCheck:
-    """The check of the class as it is built with this window."""
-    make = with_options(plan.make, {name: number})
-    return replace(plan.check, adapt=partial(module_run, make, evaluating=plan.evaluating))
 
 
 def _claimed(plan: ModulePlan, name: str, seen: NumberWindow) -> ModulePlan:
