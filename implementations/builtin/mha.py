@@ -1,6 +1,6 @@
 """torch.nn.MultiheadAttention: every path through it that computes differently is a variant of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -130,6 +130,17 @@ _EMPTY_ROWS = (
 _NAN_REASON = "a row without keys is NaN where weights are returned"
 _NAN_WEIGHTS = _nan_for(_NAN_REASON, EMPTY_ROW_LINK, *_EMPTY_ROWS)
 
+_CAPABILITIES: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older releases state none
+_OF_TILES = ExpectedFailure(
+    "conventions.empty-row",
+    "among many tokens products of tiles carry the NaN of a row without keys to the row beside it",
+    FAST_PATH_LINK,
+    dtypes=("bfloat16",),
+    device="cpu",
+)
+_SPREADING = (_OF_TILES,) if _CAPABILITIES.get("amx_bf16") else ()
+"""Where the processor has products of tiles; with ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 that row is right there, too."""
+
 _NOT_TWICE = ExpectedFailure(
     "modules.double-backward",
     "the gradient of the CPU flash kernel has no derivative",
@@ -200,12 +211,15 @@ TORCH_MODULES = (
         replace(_claims(without=_FAST_PATH_LACKS), fit=_fast_path_fit),
         OnPath(torch_module(_eval_mha, FastCall(), PLACES), "aten::_native_multi_head_attention"),
         "nn.MultiheadAttention in eval mode without gradients, with an even number of heads: the fused inference path",
-        _nan_for(
-            "a row without keys is NaN on the fast path",
-            FAST_PATH_LINK,
-            "masks.empty-row-bool",
-            "masks.empty-row-padding",
-            "causal.padded-start",
+        (
+            *_nan_for(
+                "a row without keys is NaN on the fast path",
+                FAST_PATH_LINK,
+                "masks.empty-row-bool",
+                "masks.empty-row-padding",
+                "causal.padded-start",
+            ),
+            *_SPREADING,
         ),
     ),
     Implementation(
