@@ -51,7 +51,9 @@ TILED = re.compile(
 """Words for heads of keys that are repeated one after another: "query head h uses kv head h % Hkv"."""
 OTHER_WEIGHTS = re.compile(
     r"(?<!unlike )(?<!not )(?<!than )(?<!instead of )(?<!such as )(?<!like )(?<!versus )(?<!vs )"
-    r"\b(sparsemax|entmax|(?:sigmoid|relu|linear|kernel|rbf|slot|gaussian[- ]kernel) attention)\b",
+    r"\b(sparsemax|entmax|softpick|sinkhorn|(?:squared|euclidean|l2) (?:(?:euclidean|l2) )?distances?"
+    r"|(?:sigmoid|relu|linear|kernel|rbf|slot|gaussian[- ]kernel|l2|euclidean|distance|additive|bahdanau|polynomial"
+    r"|differential|stick[- ]breaking|talking[- ]heads?|nystr[oö]m|hyperbolic|retention|fourier) attention)\b",
     re.IGNORECASE,
 )
 """Names of what weighs keys by no softmax of their products with queries."""

@@ -112,6 +112,26 @@ def test_what_weighs_earlier_keys_otherwise_is_not_judged(make: Make) -> None:
     assert "by its documentation it weighs keys by 'linear attention'" in refused(make, LINEAR)
 
 
+DISTANCES = """
+def f(q, k, v):
+    {text}
+    scores = {scores}
+    return (scores * q.shape[-1] ** -0.5).softmax(-1) @ v
+"""
+DISTANCE = "-0.5 * (q.unsqueeze(-2) - k.unsqueeze(-3)).square().sum(-1)"
+
+
+@pytest.mark.parametrize("named", ["squared distances", "squared euclidean distance", "L2 attention"])
+def test_distances_in_place_of_products_are_not_judged_where_they_are_documented(make: Make, named: str) -> None:
+    message = refused(make, DISTANCES.format(text=f"'Softmax of minus half the {named}.'", scores=DISTANCE))
+    assert f"it weighs keys by {named!r}" in message
+
+
+def test_distances_fail_where_products_are_documented(make: Make) -> None:
+    made = make(DISTANCES.format(text="'Softmax of scaled products.'", scores=DISTANCE))
+    assert failing(made, "scores.dot-product")
+
+
 SIGMOIDS = """
 class SigmoidAttention(nn.Module):
     def __init__(self, dim, num_heads):
