@@ -144,7 +144,8 @@ SINGLE = (((5, 24), (5, 12), None), ((5, 12), (5, 12), None))
 Shapes = tuple[tuple[int, ...], tuple[int, ...], int | None]
 
 
-def _shapes() -> Iterator[Shapes]:
+def shapes() -> Iterator[Shapes]:
+    """Shapes of queries and keys, and the axis of their heads; those with fewer heads of keys first."""
     yield from SHARED
     yield from ((shape, shape, axis) for shape, axis in OTHERS)
     yield from SINGLE
@@ -166,7 +167,7 @@ def with_given_sizes(function: Callable[..., Any]) -> GivenSizes | None:
     ]
     if not unknown or not all(map(counts, unknown)):
         return None
-    several = product(_shapes(), (dict(zip(unknown, each, strict=True)) for each in product(*map(counts, unknown))))
+    several = product(shapes(), (dict(zip(unknown, each, strict=True)) for each in product(*map(counts, unknown))))
     made = next((found for each in several if (found := _given(function, *each)) is not None), None)
     return None if made is None or (len(usual) == len(unknown) and not made.single) else made
 

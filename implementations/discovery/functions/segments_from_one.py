@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.documented import as_written, said_of
+from attention_conformance.implementations.discovery.documented import as_written, said_of, sentences_of
 from attention_conformance.implementations.discovery.signatures import signature_of
 from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
 
@@ -19,6 +19,10 @@ ZERO_IS_PADDING = re.compile(
     r"|\bpad(?:ding|ded)?(?: tokens?)? ?(?:is|are|has|have|=|:|with|by|gets?)? ?(?:the )?(?:id )?(?:0|zero)(?![\w.])",
     re.IGNORECASE,
 )
+OF_SEGMENTS = re.compile(
+    r"\b(?:segments?|documents?)\b.*\bids?\b|\bids?\b.*\b(?:segments?|documents?)\b", re.IGNORECASE
+)
+"""Words of a sentence on ids that does not name their parameter."""
 
 
 @dataclass(frozen=True)
@@ -57,5 +61,7 @@ def with_segments_from_one(function: Callable[..., Any]) -> SegmentsFromOne | No
         inner = getattr(inner, "function", None)
     signature, written = safe_call(lambda: signature_of(function)).value, as_written(function)
     names = tuple(name for name in (signature.parameters if signature else ()) if KNOWN_NAMES.get(name) in OPTIONS)
-    stated = any(ZERO_IS_PADDING.search(said) for name in names for said in said_of(written, name))
+    said = [each for name in names for each in said_of(written, name)]
+    said += [each for each in sentences_of(written) if names and OF_SEGMENTS.search(each)]
+    stated = any(map(ZERO_IS_PADDING.search, said))
     return SegmentsFromOne(function, names) if stated else None

@@ -172,14 +172,16 @@ def f(q, k, v, q_segment_ids, kv_segment_ids, q_positions, kv_positions):
     p = (q @ k.mT * width**-0.5).masked_fill(~seen[:, None], -torch.inf).softmax(-1)
     return p.nan_to_num() @ v
 '''
+SEEN_FROM_ONE = "seen & (kv_segment_ids != 0)[:, None]"
 
 
 @pytest.mark.parametrize(
     ("words", "seen", "wrong"),
     [
-        ("0 is padding and meets nothing.", "seen & (kv_segment_ids != 0)[:, None]", False),
+        ("0 is padding and meets nothing.", SEEN_FROM_ONE, False),
         ("Equal ids meet.", "seen", False),
-        ("Equal ids meet.", "seen & (kv_segment_ids != 0)[:, None]", True),
+        ("Equal ids meet.", SEEN_FROM_ONE, True),
+        ("One id for each token.\n\n    Segments meet within an id, and id 0 is padding.", SEEN_FROM_ONE, False),
         ("0 is padding.", "q_positions[:, :, None] >= kv_positions[:, None]", True),
     ],
 )
