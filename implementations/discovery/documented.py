@@ -117,6 +117,15 @@ def states_two_axes_alone(target: object, name: str) -> bool:
     return any(map(OF_PAIRS.search, said)) and not any(map(OF_MORE.search, said))
 
 
+BROADCASTS = re.compile(r"\bbroadcast\w*\b(?!.*\b(?:last two|last 2|batch|samples?|heads?|only)\b)", re.IGNORECASE)
+"""Words for axes that broadcast, of no axes alone."""
+
+
+def states_any_axes(target: object, name: str) -> bool:
+    """Whether its documentation states that each axis of a mask broadcasts."""
+    return any(BROADCASTS.search(each) for each in split(said_of(target, name)))
+
+
 def says_key(target: object, name: str) -> bool:
     """Whether what its documentation says of a mask names keys, or an axis of keys in another mask, and no output."""
     said = " ".join(_of_mask(target, name))

@@ -27,6 +27,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
 from attention_conformance.implementations.discovery.documented import (
     as_written,
     documented_polarity,
+    states_any_axes,
     states_booleans_alone,
 )
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
@@ -57,6 +58,11 @@ from attention_conformance.spec.inputs import build
 FORMS = (MaskForm.GIVEN, MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.FULL)
 OF_FEWER_AXES = (BY_KEY, replace(MASKED, mask_shape=MaskShape.SHARED))
 """Masks that broadcast: a name that promises no form promises neither."""
+OF_FEWER_ADDED = (
+    replace(BIASED, mask_shape=MaskShape.SHARED),
+    replace(BIASED, mask_shape=MaskShape.KEYS).sized(query_length=70, key_length=5),
+)
+"""Numbers that broadcast, over more queries than a usual block has as well."""
 GIVEN_WHOLE = "its {!r} is given as " + MaskForm.FULL
 SAMPLES = "(B, Lq, Lk), as its documentation has them"
 PUBLISHED = "attn_mask"
@@ -70,15 +76,18 @@ SHORT_CAUSAL = replace(PLAIN, causal=True).sized(query_length=4, key_length=4)
 def with_all_axes(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
     """The check of a call that gives added numbers all four axes, where fewer raise and no published name takes them.
 
-    Rows of an `attn_bias` are often read from its third axis.
+    Rows of an `attn_bias` are often read from its third axis, and those of each block of queries cut out of it.
     """
     call = check.function
     assert isinstance(call, RenamedCall)
-    own, shared = call.options.spelled.get("float_mask"), replace(BIASED, mask_shape=MaskShape.SHARED)
-    if own in (None, PUBLISHED) or Feature.FLOAT_MASK not in check.claims or not check.run(shared).error:
+    own = call.options.spelled.get("float_mask")
+    if own in (None, PUBLISHED) or Feature.FLOAT_MASK not in check.claims:
+        return check
+    if states_any_axes(as_written(call.function), own) or not any(check.run(each).error for each in OF_FEWER_ADDED):
         return check
     formed = in_form(check, kind, replace(call, form=MaskForm.FULL), check.claims.conventions.bool_mask)
-    return check if any(formed.run(each).error for each in (shared, BIASED)) else formed
+    taken = not any(formed.run(each).error for each in (*OF_FEWER_ADDED, BIASED))
+    return formed.stating(GIVEN_WHOLE.format(own)) if taken else check
 
 
 def without_refused_masks(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:

@@ -66,7 +66,6 @@ from attention_conformance.implementations.discovery.functions.one_key_head impo
 )
 from attention_conformance.implementations.discovery.functions.one_length import without_other_lengths
 from attention_conformance.implementations.discovery.functions.one_sample import OneSample, of_one_sample
-from attention_conformance.implementations.discovery.functions.own_settings import with_own_settings
 from attention_conformance.implementations.discovery.functions.own_slopes import without_own_slopes
 from attention_conformance.implementations.discovery.functions.segments_from_one import with_segments_from_one
 from attention_conformance.implementations.discovery.functions.served import Served
@@ -134,8 +133,7 @@ def function_candidate(
 
     if (serving := _serving_candidate(name, function, settings, device, premises)) is not None:
         return serving
-    inner = with_own_settings(function) or with_dropout_form(function) or with_bucket_table(function)
-    inner = inner or with_what_is_needed(function)
+    inner = with_dropout_form(function) or with_bucket_table(function) or with_what_is_needed(function)
     needed = inner or with_segments_from_one(function)
     if needed is not None:
         made = limited(needed, function_candidate(name, needed, settings, device, premises))

@@ -1,4 +1,4 @@
-"""Functions that have to be given one option, which changes nothing where a problem has none, or sizes of inputs."""
+"""Functions that have to be given one option, which changes nothing where a problem has none, settings or sizes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ from attention_conformance.implementations.discovery.functions.neutral_numbers i
     NeutralNumber,
     with_neutral_number,
 )
+from attention_conformance.implementations.discovery.functions.own_settings import OwnSettings, with_own_settings
 
 SingleNeed: TypeAlias = (
-    GivenOutput
+    OwnSettings
+    | GivenOutput
     | NeededOption
     | NamedOptions
     | NeutralNumber
@@ -50,13 +52,14 @@ SingleNeed: TypeAlias = (
 
 
 def with_single_need(function: Callable[..., Any]) -> SingleNeed | None:
-    """The function, given what it needs, slopes, bias, cap, window, tables, gradients or sizes, smaller blocks, or the
+    """The function, given what it needs, settings, slopes, bias, cap, window, tables, gradients or sizes, smaller blocks, or the
     inverse of a scale.
 
     None where it needs nothing of this.
     """
     needed: SingleNeed | None = (
-        with_given_output(function)
+        with_own_settings(function)
+        or with_given_output(function)
         or with_needed_slopes(function)
         or with_needed_bias(function)
         or with_divisor(function)

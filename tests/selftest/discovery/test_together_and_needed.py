@@ -6,7 +6,7 @@ import pytest
 
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.features import Feature, Scope
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
 
 PACKED = """
 class f(nn.Module):
@@ -82,6 +82,33 @@ def f(q, k, v, mask=None):
     assert "its 'mask' is given as (B, H, Lq, Lk)" in made.about
     with pytest.raises(AssertionError, match="elements differ") if "roll" in added else nullcontext():
         assert_conforms(made)
+
+
+ROWS_CUT_OUT = '''
+def f(q, k, v, bias=None):
+    """{words}"""
+    parts = []
+    for first in range(0, max(1, q.shape[-2]), 8):
+        own = q[..., first : first + 8, :]
+        shape = (*q.shape[:2], own.shape[-2], k.shape[-2])
+        added = 0 if bias is None else bias[..., first : first + 8, :].expand(shape){more}
+        parts.append((own @ k.mT / q.shape[-1] ** 0.5 + added).softmax(-1) @ v)
+    return torch.cat(parts, -2)
+'''
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "wrong"),
+    [
+        ("bias broadcasts to (B, H, N, M), with its last two sizes N and M.", "", False),
+        ("bias is added to the scores.", "", False),
+        ("bias is added to the scores.", ".roll(first // 8, -1)", True),
+        ("bias broadcasts to (B, H, N, M).", "", True),
+    ],
+)
+def test_rows_of_a_bias_that_each_block_cuts_out(make: Make, words: str, more: str, wrong: bool) -> None:
+    made = make(ROWS_CUT_OUT.format(words=words, more=more))
+    assert bool(failing(made, "masks.*", "shapes.combinations", dtype="float64")) is wrong
 
 
 def test_the_width_of_a_head_before_the_heads(make: Make) -> None:
