@@ -52,8 +52,8 @@ SingleNeed: TypeAlias = (
 
 
 def with_single_need(function: Callable[..., Any]) -> SingleNeed | None:
-    """The function, given what it needs, settings, slopes, bias, cap, window, tables, gradients or sizes, smaller blocks, or the
-    inverse of a scale.
+    """The function, given what it needs, settings, slopes, bias, cap, window, tables, gradients or sizes, or smaller
+    blocks or the inverse of a scale.
 
     None where it needs nothing of this.
     """
