@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +20,7 @@ from attention_conformance.implementations.discovery.tensor_cores import product
 from attention_conformance.spec.conventions import ProductPrecision, SoftmaxPrecision
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.problem import Problem
+from attention_conformance.spec.problem import DTYPES, Problem
 
 STEP = 1e-8
 """Between inputs: what float64 bends there is its square, and float32 has a rounding error of several steps."""
@@ -173,3 +174,12 @@ def _with_scale(problem: Problem, scale: float, causal: bool) -> Floats:
 
 def _output(check: ClaimCheck, problem: Problem) -> Floats:
     return output_of(check.answer(problem))
+
+
+def stated_dtype(signature: inspect.Signature) -> str:
+    """The type of numbers that its parameter `dtype` has by default, and in which it computes; empty for none."""
+    parameter = signature.parameters.get("dtype")
+    if parameter is None or parameter.default in (None, parameter.empty):
+        return ""
+    name = str(parameter.default).removeprefix("torch.")
+    return name if name in DTYPES else safe_call(lambda: np.dtype(parameter.default).name).value or ""

@@ -34,7 +34,6 @@ from attention_conformance.implementations.discovery.vocabulary import (
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import Premises
-from attention_conformance.spec.problem import DTYPES
 
 torch = optional("torch")
 
@@ -199,15 +198,6 @@ def window_names(signature: inspect.Signature) -> list[str]:
     return [p.name for p in named if p.default is None or (isinstance(p.default, int) and p.default is not True)]
 
 
-def stated_dtype(signature: inspect.Signature) -> str:
-    """The type of numbers that its parameter `dtype` has by default, and in which it computes; empty for none."""
-    parameter = signature.parameters.get("dtype")
-    if parameter is None or parameter.default in (None, parameter.empty):
-        return ""
-    name = str(parameter.default).removeprefix("torch.")
-    return name if name in DTYPES else safe_call(lambda: np.dtype(parameter.default).name).value or ""
-
-
 class WindowNumber(Protocol):
     """What a number means that states a window."""
 
@@ -281,9 +271,16 @@ class Options:
         return replace(self, implied=frozenset(implied | {PARTNERS[name] for name in implied & PARTNERS.keys()}))
 
     def with_masks_as(self, option: str) -> Options:
-        """The same, in which the parameter of attention masks is that of another option alone."""
-        rest = {known: name for known, name in self.spelled.items() if known not in ("bool_mask", "float_mask")}
-        return replace(self, spelled={**rest, option: self.spelled["bool_mask"]})
+        """The same, in which the parameter of boolean masks is that of another option alone."""
+        own = self.spelled["bool_mask"]
+        return replace(
+            self, spelled={**{known: name for known, name in self.spelled.items() if name != own}, option: own}
+        )
+
+    @property
+    def has_bias_apart(self) -> bool:
+        """Whether what is added to the scores has another name than boolean masks."""
+        return self.spelled.get("float_mask") not in (None, self.spelled.get("bool_mask"))
 
     def for_both(self, option: str) -> bool:
         """Whether its own name for an option means queries and keys alike."""

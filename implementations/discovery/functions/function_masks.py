@@ -161,7 +161,8 @@ def ways_of_keys(check: ClaimCheck, kind: ArrayKind, polarities: Iterable[Polari
     of_keys = replace(call, options=call.options.with_masks_as("key_padding_mask"))
     ways_given = product((False, True), NUMBERS, polarities)
     calls = [(replace(of_keys, true_as=number, per_head=each), polarity) for each, number, polarity in ways_given]
-    return [in_form(check, kind, *each).without(OF_MASKS).claiming({Feature.KEY_PADDING}) for each in calls]
+    lost = {Feature.BOOL_MASK} if call.options.has_bias_apart else OF_MASKS
+    return [in_form(check, kind, *each).without(lost).claiming({Feature.KEY_PADDING}) for each in calls]
 
 
 def hides_padding(check: ClaimCheck) -> bool:

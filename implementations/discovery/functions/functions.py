@@ -21,7 +21,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     parts,
     with_returned_weights,
 )
-from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
+from attention_conformance.implementations.discovery.coarser_dtypes import stated_dtype, with_precision
 from attention_conformance.implementations.discovery.documented import (
     PUBLISHED_FLAG,
     as_written,
@@ -91,7 +91,7 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
 )
 from attention_conformance.implementations.discovery.shipped.shipped import as_shipped, with_cache
 from attention_conformance.implementations.discovery.shipped.shipped_others import interfaces
-from attention_conformance.implementations.discovery.signatures import signature_of, stated_dtype, window_names
+from attention_conformance.implementations.discovery.signatures import signature_of, window_names
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, is_open_mask

@@ -35,12 +35,20 @@ def left_out(make: Constructor, call: ModuleCall) -> list[str]:
     outside += [f"{n!r} ({each})" for n, each in call.tables.items() if each in ADDITIVE or each in ROTATIONS]
     outside += [f"{call.unread!r}, which changes nothing"] if call.unread else []
     outside += ["the input that it adds"] if call.tap else []
-    refused = call.always.get(call.options.spelled.get("need_weights", "")) is False
-    outside += ["returned weights, which it refuses"] if refused else []
+    outside += ["returned weights, which it refuses"] if _refuses_weights(make, call) else []
     outside += [repr(name) for name in never_given(make.kind, call)]
     more = [f"and {len(outside) - MOST_NAMED} more"] if len(outside) > MOST_NAMED else []
     built = [f"built with {', '.join(flags)}"] if flags else []
     return [*built, *([f"judged without {', '.join([*outside[:MOST_NAMED], *more])}"] if outside else [])]
+
+
+def _refuses_weights(make: Constructor, call: ModuleCall) -> bool:
+    """Whether it is not asked for weights, and raises where it is."""
+    flag = call.options.spelled.get("need_weights", "")
+    if call.always.get(flag) is not False:
+        return False
+    x, asked = torch.ones(2, make.tokens, make.width), replace(call, always={**call.always, flag: True})
+    return bool(safe_call(partial(asked.plain, in_mode(built(make), False), (x, x, x), make.heads)).error)
 
 
 def without_narrow(make: Constructor, claims: Claims, notes: tuple[str, ...]) -> tuple[Claims, tuple[str, ...]]:

@@ -190,8 +190,22 @@ def _of_keys(
     found = mask_of_keys(check, ways, own, lambda way: has_effect(way, PADDED) or hides_queries(way))
     if found is None:
         return None
-    way: Any = found[0].function  # the call in one of these ways
-    return way, replace(check, claims=claims), [found[1]]
+    seen = _with_bias(found[0])
+    way: Any = seen.function  # the call in one of these ways
+    return way, replace(check, claims=seen.claims), [found[1]]
+
+
+def _with_bias(check: ClaimCheck) -> ClaimCheck:
+    """The check with numbers that are added to the scores, too, where these have a parameter of their own."""
+    call: Any = check.function
+    if "float_mask" not in call.options:
+        return check
+    added = check.claiming({Feature.FLOAT_MASK, Feature.MASK_GRADIENT})
+    ways = ((form, replace(added, function=replace(call, form=form))) for form in FORMS)
+    found = next((way for form, way in ways if has_effect(way, shaped(ADDED, form))), None)
+    masks = {option: name for option, name in call.options.spelled.items() if option != "float_mask"}
+    alone = replace(check, function=replace(call, options=replace(call.options, spelled=masks)))
+    return found or alone
 
 
 def is_published(call: ModuleCall) -> bool:

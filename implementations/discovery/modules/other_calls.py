@@ -173,8 +173,8 @@ def _requested(plan: ModulePlan) -> Iterator[tuple[str, tuple[ModuleCall, dict[i
     """Calls in which a flag lets it return more, and what that is by its place in the answer."""
     usual = _shapes(plan.check.run(PLAIN))
     parameters = inspect.signature(cast("type[nn.Module]", plan.make.kind).forward).parameters.values()
-    named = {p.name for p in parameters if p.default is False} & FLAGS
-    for name in sorted(named - {*plan.call.always}):
+    named = {p.name for p in parameters if isinstance(p.default, bool)} & FLAGS
+    for name in sorted(named - {flag for flag, given in plan.call.always.items() if given}):
         call = replace(plan.call, always={**plan.call.always, name: True})
         check = replace(plan.check, function=call)
         outcome = check.run(PLAIN)
