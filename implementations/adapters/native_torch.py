@@ -9,7 +9,13 @@ import torch
 from attention_conformance.implementations.adapters.native import Native
 from attention_conformance.implementations.adapters.op_options import seeded
 from attention_conformance.implementations.adapters.results import output_of, result_of
-from attention_conformance.implementations.adapters.tensors import Tensors, slopes, to_array, zeros_for_none
+from attention_conformance.implementations.adapters.tensors import (
+    Tensors,
+    require_readable,
+    slopes,
+    to_array,
+    zeros_for_none,
+)
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.problem import Array, Problem
 
@@ -43,6 +49,7 @@ def native_call(
 
     def result(answer: Any) -> Result:
         answer, found = answer if wanted else (answer, ())
+        require_readable(output_of(answer), given)
         gradients = named(zeros_for_none(leaves, found)) if wanted else {}
         return result_of(answer, extras, to_array, fewer=True, gradients=gradients)
 
@@ -51,6 +58,7 @@ def native_call(
     held = list(leaves.values())
 
     def backward(answer: Any, keep: bool = True) -> tuple[torch.Tensor | None, ...]:
+        require_readable(output_of(answer), given)
         return slopes(output_of(answer), held, given["cotangent"], keep)
 
     def both() -> tuple[Any, tuple[torch.Tensor | None, ...]]:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.checkpoint import CheckpointFunction
 
 from attention_conformance.implementations.api.contract import RANDOM_STATE
+from attention_conformance.implementations.api.safe_call import CandidateError
 from attention_conformance.spec.problem import Array, Problem
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
@@ -76,6 +77,17 @@ def to_array(tensor: torch.Tensor) -> Array:
         return bits.view(ml_dtypes.bfloat16)
     found: Array = held.numpy()
     return found
+
+
+def require_readable(output: object, given: Tensors) -> None:
+    """Checks that an output lies where the inputs do; on the CPU, where its numbers are read, it may lie anyway.
+
+    Raises:
+        CandidateError: it does not.
+    """
+    here = given["query"].device.type
+    if isinstance(output, torch.Tensor) and output.device.type not in (here, "cpu"):
+        raise CandidateError(f"returned its output on device {output.device.type!r}, while the inputs are on {here!r}")
 
 
 def tensors(problem: Problem, device: str) -> Tensors:

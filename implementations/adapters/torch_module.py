@@ -18,6 +18,7 @@ from attention_conformance.implementations.adapters.tensors import (
     Tensors,
     forms,
     gradients_of,
+    require_readable,
     second_products,
     tensors,
     to_array,
@@ -159,6 +160,7 @@ def answer_of(
                 mode, before = module.training, forms(given)
                 answer = call(module, given, problem)
                 disturbed = differing(before, forms(given)) + _moved(module, where, given, mode)
+            require_readable(output_of(answer), given)
             slopes = partial(_gradients, problem, module, where, given, output_of(answer), twice)
             gradients, drawn = watched(slopes, problem)
         return result_of(answer, extras, to_array, gradients=gradients, disturbed=(*disturbed, *drawn))

@@ -16,6 +16,7 @@ from attention_conformance.implementations.adapters.tensors import (
     Tensors,
     forms,
     gradients_of,
+    require_readable,
     second_products,
     tensors,
     to_array,
@@ -69,6 +70,7 @@ class TorchOp:
                 before = forms(given)
                 answer = self.function(*inputs_of(given), **self._options(problem, given))
                 disturbed = differing(before, forms(given))
+            require_readable(output_of(answer), given)
             gradients, drawn = dict[str, Array](), tuple[str, ...]()
             if problem.cotangent is not None:
                 slopes = partial(self._gradients, problem, given, answer)

@@ -7,6 +7,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from attention_conformance.implementations.adapters.tensors import gradients_of
+from attention_conformance.implementations.adapters.torch_op import torch_op
+from attention_conformance.implementations.api.safe_call import CandidateError
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.inputs import build
 
 QUERY = torch.arange(6.0).reshape(2, 3).requires_grad_()
 
@@ -48,3 +52,18 @@ def test_what_is_computed_again_by_a_reentrant_checkpoint_has_gradients(kept: fl
     found = gradients_of(checkpoint(part, x, use_reentrant=True) * 3.0, {"x": x}, torch.ones(2, 3))
     assert found["x"].tolist() == [[slope] * 3] * 2
     assert x.grad.eq(7.0).all()
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_an_output_on_another_device_than_the_inputs_is_named(needs: bool) -> None:
+    def elsewhere(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return (query @ key.mT @ value).to("meta")
+
+    def here(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return query @ key.mT @ value
+
+    problem = build(Case(), "float32")
+    problem = problem if needs else problem.forward_only()
+    assert torch_op(here)(problem, "cpu").output.shape[:3] == problem.query.shape[:3]
+    with pytest.raises(CandidateError, match="returned its output on device 'meta', while the inputs are on 'cpu'"):
+        torch_op(elsewhere)(problem, "cpu")
