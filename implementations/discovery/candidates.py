@@ -61,7 +61,7 @@ def named(
     """What a target names, wrapped; see `candidate`."""
     name = Target.parse(target).name.rpartition(".")[2]
     try:
-        if torch and (error_line := safe_call(lambda: torch.zeros(1, device=device)).error):
+        if torch and (error_line := safe_call(lambda: torch.zeros(1, device=device).device).error):
             raise TargetError(f"device {device!r} cannot be used: {error_line}")
         implementation = wrapped(name, loaded, settings, device, premises)
         if not isinstance(loaded, Implementation):
@@ -73,9 +73,17 @@ def named(
         if in_relations is None:
             raise TargetError(f"{target}: {error}") from error
         implementation = in_relations
-    without = tuple(f"loaded without {each}" for each in loaded_without(loaded))
-    about = "; ".join([implementation.about, *without])
-    return replace(implementation, about=about, stated=(*implementation.stated, *without))
+    if not implementation.claims.dtypes:
+        seen = "; ".join(implementation.unclaimed) or "its claims have none"
+        raise TargetError(f"{target}: there is no dtype in which it can be judged: {seen}")
+    lacking, findings = loaded_without(loaded, target)
+    without = tuple(f"loaded without {each}" for each in lacking)
+    return replace(
+        implementation,
+        about="; ".join([implementation.about, *without]),
+        stated=(*implementation.stated, *without),
+        findings={**implementation.findings, **findings},
+    )
 
 
 def _in_relations(name: str, loaded: object, refused: TargetError, device: str) -> Implementation | None:

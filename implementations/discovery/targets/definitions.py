@@ -30,6 +30,31 @@ def define_the_rest(module: ModuleType, path: Path, line: int) -> None:
                 exec(code, module.__dict__)
 
 
+def is_needed(path: Path, line: int, name: str) -> bool:
+    """Whether who imports `name` from a file needs the statement at a line: it comes before, or defines or refuses.
+
+    Calls after the definition, and what is made of them, only show or run it.
+    """
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    failed = next((each for each in body if each.lineno <= line <= (each.end_lineno or line)), None)
+    if failed is None or all(each.lineno >= failed.lineno for each in body if name in _bound(each)):
+        return True
+    if isinstance(failed, ast.Raise):
+        return not (isinstance(failed.exc, ast.Call | ast.Name) and "SystemExit" in ast.dump(failed.exc))
+    defines = isinstance(failed, ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom)
+    plain = isinstance(failed, ast.Assign | ast.AnnAssign)
+    return defines or (plain and not any(isinstance(part, ast.Call) for part in ast.walk(failed)))
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """The names that a statement binds, also those within its branches."""
+    parts = [*ast.walk(statement)] if not isinstance(statement, ast.FunctionDef | ast.ClassDef) else [statement]
+    names = {each.name for each in parts if isinstance(each, ast.FunctionDef | ast.ClassDef)}
+    stored = {each.id for each in parts if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    aliases = {each.asname or each.name for each in parts if isinstance(each, ast.alias)}
+    return names | stored | aliases
+
+
 def _annotations(body: list[ast.stmt]) -> int:
     """The flag of the compiler where the file postpones its annotations."""
     futures = [each for each in body if isinstance(each, ast.ImportFrom) and each.module == "__future__"]

@@ -8,19 +8,25 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import tokenize
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from itertools import product
 from pathlib import Path
 from types import ModuleType
 
 from attention_conformance.implementations.api.safe_call import LIBRARIES, error_line
 from attention_conformance.implementations.discovery.targets.absent import Absences, Absent, AbsentBase
-from attention_conformance.implementations.discovery.targets.definitions import define_the_rest, failed_line
+from attention_conformance.implementations.discovery.targets.definitions import (
+    define_the_rest,
+    failed_line,
+    is_needed,
+)
 
 SYNTAX = "write FILE.py:NAME or package.module:NAME"
 SUITE = Path(__file__).resolve().parents[3]
@@ -37,7 +43,24 @@ class TargetError(ValueError):
     """A target that cannot be used; the message is one line that states what is wrong and what to do."""
 
     without: tuple[str, ...] = ()
-    """What the target was loaded without all the same: packages that are not installed, a statement that failed."""
+    """What the target was loaded without all the same: packages that are not installed."""
+    failed: FailedLine | None = None
+    """The statement of the file that it was loaded without all the same."""
+
+
+@dataclass(frozen=True)
+class FailedLine:
+    """A statement that raised as its file was loaded, by its line; `absent`: for want of a file, such as data."""
+
+    path: Path
+    line: int
+    raised: str
+    absent: bool
+
+    @property
+    def name(self) -> str:
+        """As a finding."""
+        return f"line {self.line}"
 
 
 def _defined(place: str) -> str:
@@ -120,10 +143,28 @@ def _refuse_lacking(module: ModuleType) -> None:
         raise lacked
 
 
-def loaded_without(loaded: object) -> tuple[str, ...]:
-    """What the file of this object was loaded without: packages that are not installed, a statement that failed."""
-    lacked = _lacked.get(str(getattr(loaded, "__module__", "")))
-    return lacked.without if lacked else ()
+def loaded_without(loaded: object, target: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """What the file of this object was loaded without, and as findings, what no user of it is without.
+
+    A package or a file that is absent here may be elsewhere, and a demonstration comes after what it shows. But who
+    imports the file needs each statement before the target, and each plain definition after it.
+    """
+    parsed = Target.parse(target)
+    modules = (str(getattr(loaded, "__module__", "")), _private(Path(parsed.place).resolve()))
+    lacked = next((_lacked[name] for name in modules if name in _lacked), None)
+    if lacked is None:
+        return (), {}
+    if (failed := lacked.failed) is None:
+        return lacked.without, {}
+    if not failed.absent and is_needed(failed.path, failed.line, parsed.name.partition(".")[0]):
+        why = f"raises {failed.raised} as the file is imported: it was loaded without it, and cannot be imported"
+        return lacked.without, {failed.name: why}
+    return (*lacked.without, f"its {failed.name}, which raised {failed.raised}"), {}
+
+
+def _private(path: Path) -> str:
+    """The name of the module of a file."""
+    return f"_candidate_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
 
 
 def _from_file(place: str) -> ModuleType:
@@ -133,9 +174,10 @@ def _from_file(place: str) -> ModuleType:
     if not path.exists():
         raise TargetError(f"there is no file {place!r}{_nearest(path)}: give a path from the current folder")
     resolved = path.resolve()
-    private = f"_candidate_{path.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:12]}"
+    private = _private(resolved)
     if private in sys.modules:
         return sys.modules[private]
+    _require_text(resolved, place)
     try:
         return _without_absent(resolved, partial(_imported, private, resolved, place))
     except TargetError as error:
@@ -145,6 +187,21 @@ def _from_file(place: str) -> ModuleType:
             with suppress(Exception, SystemExit):
                 return _without_absent(resolved, partial(_as_part_of_a_project, resolved, folder, whole))
         raise
+
+
+def _require_text(path: Path, place: str) -> None:
+    """Checks that a file can be decoded, as Python does where it runs one: an import passes over comments."""
+    data, encoding = path.read_bytes(), "utf-8"
+    with suppress(SyntaxError):  # which importing it raises, too
+        encoding, _ = tokenize.detect_encoding(BytesIO(data).readline)
+    try:
+        data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line, found = data.count(b"\n", 0, error.start) + 1, data[error.start]
+        raise TargetError(
+            f"{place!r} is no text in {encoding}: byte {found:#04x} in line {line} is none, which is a SyntaxError: "
+            f"save it in UTF-8, or declare its encoding in the first line"
+        ) from None
 
 
 def _without_absent(path: Path, way: Callable[[], ModuleType]) -> ModuleType:
@@ -161,8 +218,8 @@ def _without_absent(path: Path, way: Callable[[], ModuleType]) -> ModuleType:
 
     module = absences.load(tried, lambda name: bool(_holders(path, name)))
     if absences.names:
-        later = _lacked.get(module.__name__, TargetError()).without
-        first.without = (*(f"{package!r}, which is not installed" for package in absences.packages), *later)
+        first.failed = _lacked.get(module.__name__, TargetError()).failed
+        first.without = tuple(f"{package!r}, which is not installed" for package in absences.packages)
         _lacked[module.__name__] = first
     return module
 
@@ -241,7 +298,7 @@ def _imported(private: str, path: Path, place: str) -> ModuleType:
             raise refused from error
         with _importable(str(path.parent)), _helpers_of(path.parent):
             define_the_rest(module, path, line)
-        refused.without = (f"its line {line}, which raised {error_line(error)}",)
+        refused.failed = FailedLine(path, line, error_line(error), isinstance(error, FileNotFoundError))
         refused.__cause__ = error
         _lacked[private] = refused
     return module
