@@ -14,6 +14,7 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import PathError, Result
 from attention_conformance.implementations.api.global_state import kept_global_state
+from attention_conformance.implementations.api.watched_calls import StoppedError, made
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 
 Answer = TypeVar("Answer")
@@ -78,8 +79,8 @@ def guarded(call: Callable[[], Answer]) -> Answer:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return call()
-    except (KeyboardInterrupt, CandidateError, PathError):
+            return made(call)
+    except (KeyboardInterrupt, CandidateError, PathError, StoppedError):
         raise
     except BaseException as error:
         # SystemExit, or pytest's own skip and exit, must not let a candidate out of its verdict.
@@ -143,7 +144,7 @@ def place_of(error: BaseException) -> str:
     while place is not None:
         file = place.tb_frame.f_code.co_filename
         if _is_own(file):
-            found = f"{_from_here(Path(file))}:{place.tb_lineno}"
+            found = shown_place(Path(file), place.tb_lineno)
         place = place.tb_next
     return found
 
@@ -153,6 +154,11 @@ def _is_own(file: str) -> bool:
     """Whether a file of code is the candidate's; cached, as it is looked up for each frame of each exception."""
     path = Path(file)
     return path.suffix == ".py" and not any(path.is_relative_to(folder) for folder in NOT_OWN)
+
+
+def shown_place(path: Path, line: int) -> str:
+    """A line of a file as FILE:LINE, from the current folder where it lies in that."""
+    return f"{_from_here(path)}:{line}"
 
 
 def _from_here(path: Path) -> Path:

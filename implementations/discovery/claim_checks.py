@@ -13,6 +13,7 @@ from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.api.contract import Claims, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome, guarded, safe_call
+from attention_conformance.implementations.api.watched_calls import aside
 from attention_conformance.implementations.discovery.extra_options import CAUSAL_ONLY, DROPOUT, EXTRA_OPTIONS
 from attention_conformance.implementations.discovery.extras import Extra, find_extras
 from attention_conformance.implementations.discovery.probe import COARSE, HALF, NO_ANSWER, Floats, Recorder, near
@@ -151,7 +152,7 @@ def output_of(outcome: CallOutcome[Any], position: int = 0) -> Floats:
     """
     output = parts(outcome)[position]
     of_torch = torch and isinstance(output, torch.Tensor)
-    return guarded(lambda: np.asarray(output.detach().double().cpu() if of_torch else output, np.float64))
+    return guarded(aside(lambda: np.asarray(output.detach().double().cpu() if of_torch else output, np.float64)))
 
 
 def near_outputs(first: CallOutcome[Any], second: CallOutcome[Any], dtype: str) -> bool:

@@ -16,6 +16,7 @@ from uuid import uuid4
 from attention_conformance.implementations.api.safe_call import CandidateError, LostError
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import worker_command
+from attention_conformance.implementations.worker.first_calls import Heard, heard, late
 from attention_conformance.implementations.worker.forms import checked
 from attention_conformance.implementations.worker.leftovers import MARK, Leftover, descendants, end_leftovers
 from attention_conformance.implementations.worker.limits import (
@@ -33,11 +34,9 @@ from attention_conformance.implementations.worker.limits import (
 )
 from attention_conformance.implementations.worker.nursery import environment, forked
 from attention_conformance.implementations.worker.output import Output, shortened
-from attention_conformance.implementations.worker.process import Process, how_ended, started
+from attention_conformance.implementations.worker.process import Process, how_ended, started, too_many
 from attention_conformance.implementations.worker.resources import NO_ALLOCATION, memory_limit, shared_memory, was_full
 from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
-
-ORPHANED = "ended with its parent, which is that of no other candidate"
 
 
 @dataclass
@@ -50,7 +49,7 @@ class Door:
         deadline: seconds for a small call.
         deaths: why each process of the worker was lost.
         faults: the same, of those that have lost their accelerator and nothing else.
-        late_start: its process did not answer in time as it started, which takes minutes: it is not started again.
+        late_start: it had too little time or memory as it started, which takes minutes: it is not started again.
         unstarted: the same, once a request has failed because of it.
         shared: a file with a line for each loss, where several judges of one run have a worker each.
         memory: bytes that the candidate may allocate, as the worker has limited itself; None: it has not.
@@ -64,6 +63,7 @@ class Door:
         never_ended: whether one of its processes went on for `ENDING` once it got no more requests.
         allowed: for how many seconds its process may have computed by the end of what is waited for.
         used: those for which it had, as this was looked at last.
+        heard: what its process has said last of the first calls, before it has answered the hello.
         looked: when its shared memory was looked at last, which the system does not limit.
         mark: what all processes that stem from the worker have in their environment.
     """
@@ -90,18 +90,19 @@ class Door:
     allowed: float = 0.0
     used: float = 0.0
     looked: float = 0.0
+    heard: Heard | None = None
     mark: str = field(default_factory=lambda: uuid4().hex)
 
     @property
     def exhausted(self) -> str:
         """Why nothing more is sent: empty while the worker runs, or may be started again."""
-        return self.unstarted or _too_many(self.deaths, DEATHS) or _too_many(self.faults, FAULTS)
+        return self.unstarted or too_many(self.deaths, DEATHS) or too_many(self.faults, FAULTS)
 
     @property
     def given_up(self) -> str:
         """Why no more clauses are begun: the same, with the losses of all judges of the run."""
         lost = [] if self.shared is None else self.shared.read_text(encoding="utf-8").splitlines()
-        return self.exhausted or _too_many(lost, DEATHS)
+        return self.exhausted or too_many(lost, DEATHS)
 
     def start(self) -> Message:
         """Starts the worker and says hello.
@@ -123,7 +124,7 @@ class Door:
             self.memory = limit if isinstance(limit, int) else self.memory
             return answer
         except (CandidateError, TargetError) as error:
-            if isinstance(error, LostError) and error.late:
+            if isinstance(error, LostError) and (error.late or error.out_of_memory):
                 self.late_start = error
             self.end()
             raise
@@ -231,9 +232,12 @@ class Door:
             self.ahead = 0
 
     def _next_answer(self, number: int, seconds: float) -> Message:
-        end = time.monotonic() + seconds
+        end, latest = (time.monotonic() + most for most in (seconds, 2 * seconds + self.deadline))
         with self._losses(seconds):
-            answer = decode(self._bytes(length_of(self._bytes(LENGTH, end)), end))
+            while (made := heard(answer := decode(self._bytes(length_of(self._bytes(LENGTH, end)), end)))) is not None:
+                self.heard = made
+                if not made.call:
+                    end = min(latest, self._until(self.deadline if made.inside else seconds))
         if (stated := answer.fields.get("number")) != number:
             raise self._lost(f"answered with number {stated!r} to the request with number {number}")
         if answer.fields.get("out_of_memory"):
@@ -244,6 +248,12 @@ class Door:
             raise self._lost(why, fault=True)
         return answer
 
+    def _until(self, seconds: float) -> float:
+        """When the process has had so many seconds from now on; it may compute for as long."""
+        assert self.process is not None
+        self.allowed = self.process.computed() + seconds
+        return time.monotonic() + seconds
+
     def _taken(self, number: int) -> Message:
         answer = self.early.pop(number)
         if isinstance(answer, LostError):
@@ -252,14 +262,13 @@ class Door:
 
     @contextlib.contextmanager
     def _losses(self, seconds: float) -> Iterator[None]:
-        self.allowed = self.used = 0.0
+        self.allowed, self.used, self.heard = 0.0, 0.0, None
         if self.process is not None:
             self.allowed = self.process.computed() + seconds
         try:
             yield
         except TimeoutError:
-            about = float(f"{seconds:.2g}")
-            raise self._lost(f"gave no answer within {about:g} s", late=True) from None
+            raise self._lost(late(self.heard, seconds, self.deadline), late=True) from None
         except (EOFError, OSError):
             raise self._died() from None
         except WireError as error:
@@ -339,7 +348,7 @@ class Door:
         if (ended := self.process.ended(ENDED)) is None:
             return self._lost("closed its connection")
         if self.process.orphaned:
-            return self._lost(ORPHANED)
+            return self._lost(self.process.orphaned)
         code, peak = ended
         how = how_ended(code)
         killed = code in (-signal.SIGKILL, -signal.SIGABRT)
@@ -383,10 +392,3 @@ class Door:
         self.process, self.output, self.mark = None, None, uuid4().hex
         self.unanswered.clear()
         self.received.clear()
-
-
-def _too_many(losses: Sequence[str], most: int) -> str:
-    """Why a worker that was lost so often is not started again; empty if it is."""
-    if len(losses) < most:
-        return ""
-    return f"its process was lost {len(losses)} times, last because it {losses[-1]}"

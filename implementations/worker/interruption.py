@@ -63,7 +63,8 @@ class _Call(Thread):
         return self.result
 
 
-def _of_candidate(frame: FrameType) -> bool:
+def of_candidate(frame: FrameType) -> bool:
+    """Whether the code that runs there is a candidate's."""
     name = str(frame.f_globals.get("__name__"))
     return name.partition(".")[0] not in PASSED_OVER and not name.startswith(OTHERS)
 
@@ -107,7 +108,7 @@ def _interrupted(run: Run, by: Run) -> tuple[Result, Result]:
 
     def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         more = len(calls) <= LINES and time.monotonic() - start < SPENT
-        if not more or not _of_candidate(frame):
+        if not more or not of_candidate(frame):
             return None
         times[frame.f_code, frame.f_lineno] += event == "line"
         again = times[frame.f_code, frame.f_lineno] > TIMES

@@ -73,7 +73,7 @@ class Process:
         number: its process id, and that of its session.
         reports: of its keeper: how it has ended.
         result: how it has ended, once it has; where its keeper was ended, it was killed by that.
-        orphaned: whether it has ended because its keeper did.
+        orphaned: how it has ended, if it has because its keeper did.
     """
 
     number: int
@@ -82,7 +82,7 @@ class Process:
     stderr: IO[bytes]
     reports: Reports
     result: Ended | None = None
-    orphaned: bool = False
+    orphaned: str = ""
 
     def ended(self, seconds: float = 0.0) -> Ended | None:
         """How it has ended, waited for so long; None: it is running."""
@@ -90,12 +90,20 @@ class Process:
             try:
                 if (line := self.reports.line(seconds)) is None:
                     return None
-                code, peak = line
-                self.result = code, peak
+                code, peak, *sent = line
+                self.result, self.orphaned = (code, peak), self._orphaned(*sent) if sent else ""
             except KeeperError:
-                self.result, self.orphaned = (-signal.SIGKILL, 0), True
+                self.result, self.orphaned = (-signal.SIGKILL, 0), self._orphaned(signal.SIGKILL)
             self.reports.channel.close()
         return self.result
+
+    def _orphaned(self, number: int, sender: int | None = None) -> str:
+        """How it has ended with its keeper, by a signal to that; nobody hears who has sent one that it cannot catch."""
+        name = signal.Signals(number).name
+        if sender == self.number:
+            return f"sent {name} to the parent of its own process, and ended with it"
+        by = "the candidate or the system" if sender is None else f"process {sender}"
+        return f"ended with its parent, to which {by} sent {name}"
 
     def computed(self) -> float:
         """Seconds for which it has computed; 0 where unknown."""
@@ -123,6 +131,13 @@ def how_ended(code: int) -> str:
     if -code in {each.value for each in signal.Signals}:
         return f"died of {signal.Signals(-code).name} ({signal.strsignal(-code)})"
     return f"died of signal {-code}"
+
+
+def too_many(losses: Sequence[str], most: int) -> str:
+    """Why a process that was lost so often is not started again; empty if it is."""
+    if len(losses) < most:
+        return ""
+    return f"its process was lost {len(losses)} times, last because it {losses[-1]}"
 
 
 def kept(reports: Reports, streams: tuple[IO[bytes], IO[bytes], IO[bytes]]) -> Process:

@@ -75,6 +75,7 @@ def isolated_candidate(
     Premises().assuming(premises)
     name = Target.parse(target).parts[-1]
     hello: dict[str, Any] = {"target": target, "conventions": dict(settings), "device": device, "memory": memory}
+    hello["deadline"] = deadline
     if premises:
         hello["premises"] = list(premises)
     door = Door(hello, worker_command(python), deadline)

@@ -41,9 +41,11 @@ from attention_conformance.implementations.api.safe_call import (
     place_of,
     plain,
 )
+from attention_conformance.implementations.api.watched_calls import StoppedError
 from attention_conformance.implementations.discovery.candidates import named
 from attention_conformance.implementations.discovery.targets.loading import Target, TargetError, load_target
 from attention_conformance.implementations.worker import accelerator
+from attention_conformance.implementations.worker.first_calls import WHICH, first_calls, teller
 from attention_conformance.implementations.worker.forms import (
     claims_fields,
     expected_failure_fields,
@@ -70,7 +72,8 @@ ADOPT = 36
 class Worker:
     """The candidate, and an answer for each kind of request."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[Message], None] = lambda _: None) -> None:
+        self.tell = tell
         self.implementation: Implementation | None = None
         self.given: Mapping[str, Any] = {}
         self.before: dict[str, object] = {}
@@ -110,13 +113,20 @@ class Worker:
         with loading():
             target = load_target(given["target"])
         self.before = global_state()
+        calls = first_calls(self.tell, request)
         try:
-            with kept_global_state():
+            with kept_global_state(), calls.watched():
                 settings, premises = given["conventions"], given.get("premises", ())
                 loaded = named(given["target"], target, settings, given["device"], premises, in_part=True)
+        except StoppedError as stopped:
+            if calls.lacking is not None:
+                raise CandidateError(calls.lack) from calls.lacking
+            raise TargetError(f"{given['target']}: {stopped}") from None
         except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:
             raise TargetError(f"{given['target']}: it raised {kind_of(error)} when it was first called") from None
         except TargetError as error:
+            if calls.lacking is not None:
+                raise CandidateError(calls.lack) from calls.lacking
             if accelerator.fault():
                 raise CandidateError(str(error)) from None
             raise
@@ -125,7 +135,7 @@ class Worker:
         except Exception as error:
             raise TargetError(f"{given['target']}: {_raised_as_read(error, self.before)}") from None
         if why := accelerator.fault():
-            raise CandidateError(f"fails in the first calls, by which its interface is read: {why}")
+            raise CandidateError(f"fails in {WHICH}: {why}")
         self.implementation = loaded
         return Message(
             {
@@ -320,7 +330,7 @@ def main() -> None:
     compute_on_one_thread()
     die_with_parent()
     end_first()
-    served(streams, Worker().answer)
+    served(streams, Worker(teller(streams[1].fileno())).answer)
 
 
 def served(streams: tuple[BinaryIO, BinaryIO], answer: Callable[[Message], Message]) -> None:

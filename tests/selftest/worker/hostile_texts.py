@@ -82,6 +82,11 @@ DYING = {
     ),
     "a fork that outlives it": ("", "if os.fork(): os._exit(3)\n    time.sleep(300)", "with exit status 3"),
     "its parent": ("", "os.kill(os.getppid(), signal.SIGKILL); time.sleep(9)", "ended with its parent"),
+    "its parent, by a signal that it can catch": (
+        "",
+        "os.kill(os.getppid(), signal.SIGTERM); time.sleep(9)",
+        "sent SIGTERM to the parent of its own process, and ended with it",
+    ),
     "its group of processes": ("", "os.killpg(0, signal.SIGKILL)", "died of SIGKILL"),
     "a fork that answers, too": ("", "os.fork()", "to the request with number"),
     "a timer": ("signal.setitimer(signal.ITIMER_REAL, 0.01)", "time.sleep(9)", "died of SIGALRM"),

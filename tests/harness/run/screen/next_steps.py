@@ -109,7 +109,7 @@ def _after_failures(
     )
     lost = [v for v in recorder.verdicts if v.status is Status.NOT_FINISHED]
     for first in lost[:1]:
-        ways = "--deadline SECONDS gives it more time, --in-process runs it in a debugger"
+        ways = "--deadline SECONDS gives it more time, --memory SIZE more memory, --in-process runs it in a debugger"
         yield f"{first.implementation} was not checked to the end, {first.reason}: {ways}"
     if not failing and not lost:
         yield "an ERROR is no failure of the candidate: do what its line states; if it states nothing to do, report it"
