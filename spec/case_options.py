@@ -86,6 +86,9 @@ CASE_OPTIONS = (
                 "soft_cap",
                 "logit_softcap",
                 "logits_softcap",
+                "attn_logits_soft_cap",
+                "attn_logit_softcapping",
+                "attn_logit_softcap",
             )
         },
     ),

@@ -195,9 +195,12 @@ BOOLEAN_MASKS = re.compile(r"\bbool(?:ean)? (?:\w+ )?masks?\b", re.IGNORECASE)
 
 
 def states_booleans_alone(target: object, name: str) -> bool:
-    """Whether its documentation states that a mask, or that masks, are boolean, and nowhere that one may be added."""
+    """Whether its documentation states that a mask, or that masks, are boolean, and nowhere that one may be added.
+
+    It may call the only mask "mask", whatever its parameter is called.
+    """
     paragraphs = (each for text in documents_of(target) for each in _paragraphs(text))
-    said = [*_of_mask(target, name), *filter(BOOLEAN_MASKS.search, paragraphs)]
+    said = [*(_of_mask(target, name) or _of_mask(target, "mask")), *filter(BOOLEAN_MASKS.search, paragraphs)]
     return any(map(OF_BOOLEANS.search, said)) and not any(map(NUMBERS.search, said))
 
 

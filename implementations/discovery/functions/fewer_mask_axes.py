@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
+from attention_conformance.implementations.adapters.jax_programs import Compiled
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, ClaimCheck
 from attention_conformance.implementations.discovery.documented import (
     as_written,
@@ -19,6 +21,7 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     ways_of_keys,
     with_all_axes,
 )
+from attention_conformance.implementations.discovery.functions.other_keys import OtherKeys
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED, mask_of_keys
 from attention_conformance.implementations.discovery.modules.module_masks import shaped
 from attention_conformance.implementations.discovery.vocabulary import MaskForm
@@ -27,6 +30,7 @@ from attention_conformance.spec.features import Feature
 KINDS = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
 OF_HEADS_IN_SAMPLES = (MaskForm.EITHER, MaskForm.FLAT, MaskForm.SAMPLE, MaskForm.SHARED)
 """As torch.nn.functional.multi_head_attention_forward takes them, or fewer."""
+OF_ALL_HEADS = (MaskForm.SAMPLE, MaskForm.SHARED)
 
 
 def with_mask_axes(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
@@ -44,9 +48,9 @@ def with_mask_axes(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
     cases = {feature: case for feature, case in cases.items() if feature in check.claims}
     if not cases or not all(check.run(case).error for case in cases.values()):
         return with_all_axes(check, kind)
-    for form in _forms(call, own):
+    for enough, form in product((all, any), _forms(call, own)):  # of booleans alone, where no form takes numbers, too
         fewer = in_form(check, kind, replace(call, form=form), check.claims.conventions.bool_mask)
-        if not any(fewer.run(shaped(case, form)).error for case in cases.values()):
+        if enough(not fewer.run(shaped(case, form)).error for case in cases.values()):
             kept = fewer.without(KINDS.keys() - cases.keys())
             return kept.stating(f"its {own!r} is given as {form}")
     return _of_keys(check, kind, own) or with_all_axes(check, kind)
@@ -71,5 +75,8 @@ def _of_keys(check: ClaimCheck, kind: ArrayKind, own: str) -> ClaimCheck | None:
 def _forms(call: RenamedCall, own: str) -> tuple[MaskForm, ...]:
     if own and states_two_axes_alone(as_written(call.function), own):
         return (MaskForm.SHARED,)
+    inner = call.function.function if isinstance(call.function, Compiled) else call.function
+    if own and isinstance(inner, OtherKeys):  # with axes of heads of its own
+        return OF_ALL_HEADS
     laid_out = getattr(call.function, "call", None)  # whose class needs torch
     return OF_HEADS_IN_SAMPLES if own and getattr(laid_out, "heads", "") else ()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from attention_conformance.implementations.api.contract import Claims, Implementation, any_case
 from attention_conformance.implementations.discovery.always import corner_as_seen, with_premises, without_broken_lengths
+from attention_conformance.implementations.discovery.chunks import without_chunks
 from attention_conformance.implementations.discovery.claim_checks import (
     EVERYWHERE,
     MASKED,
@@ -65,7 +67,12 @@ from attention_conformance.implementations.discovery.functions.one_key_head impo
     with_key_heads,
 )
 from attention_conformance.implementations.discovery.functions.one_length import without_other_lengths
-from attention_conformance.implementations.discovery.functions.one_sample import OneSample, of_one_sample
+from attention_conformance.implementations.discovery.functions.one_sample import (
+    OneSample,
+    mixes_samples,
+    of_one_sample,
+)
+from attention_conformance.implementations.discovery.functions.other_keys import OtherKeys, other_keys
 from attention_conformance.implementations.discovery.functions.own_slopes import without_own_slopes
 from attention_conformance.implementations.discovery.functions.segments_from_one import with_segments_from_one
 from attention_conformance.implementations.discovery.functions.served import Served
@@ -146,12 +153,14 @@ def function_candidate(
         made = usual(function)
     except TargetError:
         laid = _laid_out_candidate(name, function, settings, device, premises)
-        of_keys = (_made(name, each(function), settings, device, premises) for each in (OneKeyHead, TransposedKeys))
+        keys = chain(other_keys(function), (each(function) for each in (OneKeyHead, TransposedKeys)))
+        of_keys = (_made(name, each, settings, device, premises) for each in keys)
         laid = laid or next((each for each in of_keys if each is not None and answers_uneven(each, device)), None)
         together = (_laid_out_candidate(name, each, settings, device, premises) for each in of_one_input(function))
         laid = laid or next((each for each in together if each is not None), None)
-        samples = (_made(name, each, settings, device, premises) for each in of_one_sample(function))
-        laid = laid or next((each for each in samples if each and not attends_elsewhere(each, device)), None)
+        if laid is None or mixes_samples(laid, device):
+            samples = (_made(name, each, settings, device, premises) for each in of_one_sample(function))
+            laid = next((each for each in samples if each and not attends_elsewhere(each, device)), laid)
         laid = laid or _serving_candidate(name, function, settings, device, premises, by_name=False)
         if laid is None:
             raise
@@ -180,6 +189,9 @@ def _shipped_candidate(
         return _usual_candidate(name, function, settings, device, premises)
     except TargetError:
         shipped = as_shipped(function, interfaces())
+        serving = _serving_candidate(name, function, settings, device, premises) if torch else None
+        if serving is not None:  # it has these parameters, and needs others
+            return serving
         if shipped is None or not shipped.flag:
             raise
         made = _usual_candidate(name, shipped.without_log_sum_exp(), settings, device, premises)
@@ -226,7 +238,7 @@ def _laid_out_candidate(
 
 def _made(
     name: str,
-    adapted: LaidOut | OneKeyHead | TransposedKeys | OneSample | Served,
+    adapted: LaidOut | OneKeyHead | OtherKeys | TransposedKeys | OneSample | Served,
     settings: Mapping[str, str],
     device: str,
     premises: Premises,
@@ -249,7 +261,7 @@ def _usual_candidate(
     conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming({**documented, **settings})
     options = options_of(signature_of(function))
     fits = one_set_of_ids if any(map(options.for_both, FOR_BOTH)) else any_case
-    one_key_head = isinstance(function, OneKeyHead)
+    one_key_head = isinstance(function, OneKeyHead) or (isinstance(function, OtherKeys) and function.one_head)
     fits = partial(with_key_heads, 1, fits) if one_key_head else fits
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
     if shipped:
@@ -298,6 +310,8 @@ def _usual_candidate(
     check = without_refused_lengths(check) if given else empty_lengths_as_seen(check)
     check = nan_of_length_0_as_seen(check) if interface and not any("row" in key for key in settings) else check
     check, always = with_premises(check, premises, as_written(check.function))
+    if not interface:
+        without_chunks(check)
     published = {PUBLISHED_FLAG, "attn_mask"} & {*options.spelled.values()}
     check, broken = (check, {}) if promised or interface else without_broken_lengths(check)
     if not any("row" in key for key in settings):

@@ -6,20 +6,27 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.adapters.op_options import BATCHED, OF_AXES
-from attention_conformance.implementations.discovery.probe import parts_of
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import answer, safe_call
+from attention_conformance.implementations.discovery.claim_checks import PLAIN
+from attention_conformance.implementations.discovery.probe import near, parts_of
 from attention_conformance.implementations.discovery.signatures import signature_of
 from attention_conformance.implementations.discovery.vocabulary import (
+    INPUTS,
     KNOWN_NAMES,
     NAMES_OF_PADDING,
     OPTIONS,
     is_open_mask,
 )
+from attention_conformance.spec.inputs import build
 
 NAMES = {name for option in BATCHED for name in OPTIONS[option].parameters}
 """Those of options whose first axis are the samples."""
@@ -112,3 +119,16 @@ def stacked(parts: list[Any]) -> Any:
 def of_one_sample(function: Callable[..., Any]) -> Iterator[OneSample]:
     """The function as one of one sample, in both layouts."""
     yield from (OneSample(function, heads_first) for heads_first in (False, True))
+
+
+def mixes_samples(made: Implementation, device: str) -> bool:
+    """Whether a sample gets another answer in a batch than alone, as where samples are taken for further heads."""
+    fitted, dtype = fit(PLAIN, made.claims), next(iter(made.claims.dtypes), "")
+    if isinstance(fitted, Unsupported) or not dtype or fitted.sizes.batch < 2:
+        return False
+    problem = build(fitted, dtype).forward_only()
+    first = problem.with_arrays({name: getattr(problem, name)[:1] for name in INPUTS})
+    whole, alone = (safe_call(partial(answer, made.run, each.fresh(), device)).value for each in (problem, first))
+    if whole is None or alone is None:
+        return False
+    return not near(np.asarray(alone.output, float), np.asarray(whole.output[:1], float), dtype)

@@ -30,6 +30,17 @@ def f(q, k, v, slopes, mask=None):
     s = s if mask is None else s.masked_fill(~mask, -torch.inf)
     return torch.einsum("hnm,hmd->hnd", s.softmax(-1), v)
 """
+SLOPED = """
+def f(q, k, v):
+    '''Causal attention with the slopes of ALiBi. q, k, v: (time, heads, dim).'''
+    T, H, D = q.shape
+    gap = np.arange(T)[:, None] - np.arange(T)
+    slopes = 2.0 ** (-8.0 * np.arange(1, H + 1) / H)
+    s = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(D) - slopes[:, None, None] * gap
+    s = np.where(gap < 0, -np.inf, s)
+    p = np.exp(s{less})
+    return np.einsum("hij,jhd->ihd", p / p.sum(-1, keepdims=True), v)
+"""
 
 
 @pytest.mark.parametrize(
@@ -47,3 +58,11 @@ def test_heads_before_tokens(make: Make, each: str, wrong: bool) -> None:
     made = make(HEADS_FIRST.format(each=each))
     assert Feature.BOOL_MASK in made.claims.features
     assert bool(failing(made, "positions.alibi", "masks.bool")) is wrong
+
+
+@pytest.mark.parametrize(("less", "wrong"), [(" - s.max(-1, keepdims=True)", False), ("", True)])
+def test_samples_are_no_further_heads_where_those_have_slopes(make: Make, less: str, wrong: bool) -> None:
+    made = make(SLOPED.format(less=less))
+    assert "(L, H, d), and is called for each" in made.about
+    assert made.claims.premises.alibi
+    assert bool(failing(made, "scores.dot-product", "softmax.large-scores", dtype="float64")) is wrong
