@@ -25,6 +25,31 @@ def absorbed_and_wrongly_scaled(
     return mixed @ w_uv.mT
 
 
+def one_step(
+    q_nope: Tensor, q_pe: Tensor, kv_c: Tensor, k_pe: Tensor, w_uk: Tensor, w_uv: Tensor, kv_len: Any = None
+) -> Tensor:
+    """One query a sample, (B, H, d); w_uv: (H, r, d_v)."""
+    query, rows = torch.cat([torch.einsum("bhd,hdr->bhr", q_nope, w_uk), q_pe], -1), torch.cat([kv_c, k_pe], -1)
+    scores = torch.einsum("bhe,bse->bhs", query, rows) * (q_nope.shape[-1] + q_pe.shape[-1]) ** -0.5
+    if kv_len is not None:
+        scores = scores.masked_fill(torch.arange(kv_c.shape[1]) >= kv_len[:, None, None], -torch.inf)
+    return torch.einsum("bhs,bsr,hrv->bhv", torch.nan_to_num(scores.softmax(-1)), kv_c, w_uv)
+
+
+def one_wrong_step(
+    q_nope: Tensor, q_pe: Tensor, kv_c: Tensor, k_pe: Tensor, w_uk: Tensor, w_uv: Tensor, kv_len: Any = None
+) -> Tensor:
+    """The same with scores divided by the root of the width of a row."""
+    wide = (q_nope.shape[-1] + q_pe.shape[-1]) / (kv_c.shape[-1] + k_pe.shape[-1])
+    return one_step(q_nope * wide**0.5, q_pe * wide**0.5, kv_c, k_pe, w_uk, w_uv, kv_len)
+
+
+def tokens_first(q_nope: Tensor, q_pe: Tensor, kv_c: Tensor, k_pe: Tensor, w_uk: Tensor, w_uv: Tensor) -> Tensor:
+    """Queries (B, L, H, d), both matrices (H, r, d)."""
+    parts = q_nope.transpose(1, 2), q_pe.transpose(1, 2), kv_c, k_pe, w_uk.mT, w_uv.mT
+    return LatentSteps()(*parts).transpose(1, 2)
+
+
 def failing(function: Any, *clauses: str) -> set[str]:
     verdicts = run(wrapped("latent", function, {}, "cpu"), clauses, ("float32",))
     assert any(verdict.checks for verdict in verdicts)
@@ -43,3 +68,12 @@ def test_a_wrong_one_is_caught() -> None:
     assert failing(absorbed_and_wrongly_scaled, "latent.scale", "latent.values", "scores.scale-explicit") == {
         "latent.scale"
     }
+
+
+@pytest.mark.parametrize("function", [one_step, tokens_first])
+def test_other_axes_are_found_by_calls(function: Any) -> None:
+    assert not failing(function, "latent.scale", "latent.values", "latent.widths", "scores.dot-product")
+
+
+def test_a_wrong_scale_of_one_query_is_caught() -> None:
+    assert failing(one_wrong_step, "latent.scale") == {"latent.scale"}
