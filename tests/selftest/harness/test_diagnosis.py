@@ -339,6 +339,7 @@ def test_a_small_error_that_most_cases_do_not_have_is_no_rounding_of_operands(mo
 
 def test_failures_that_do_not_come_again_name_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_clauses, "_failure_summaries", lambda *_: frozenset())
+    monkeypatch.setattr(by_clauses, "hypotheses", lambda *_: pytest.fail("each mistake was judged"))
     right = Implementation("right", Claims(Scope.OP, OP_FEATURES), torch_op(Steps()))
     diagnosis = by_clauses.by_clauses(right, [FailingCheck("masks.broadcast", Case(), "float32", "")], "cpu", ())
     assert "no known mistake explains the failures; none showed when" in str(diagnosis)

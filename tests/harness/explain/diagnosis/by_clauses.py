@@ -28,6 +28,8 @@ def by_clauses(
     dtype = next(dtype for dtype in DTYPES if any(each.dtype == dtype for each in checks))
     shown = _failure_summaries(implementation, chapters, dtype, device)
     own = {_compared(each) for each in shown}
+    if not own:  # what does not show again is compared with no mistake
+        return Diagnosis("", 0, 0, of_clauses=True)
     judged = {each.clause.id for each in _planned(implementation, chapters, dtype)}
     ranked = []
     for hypothesis in hypotheses(implementation.claims.scope, implementation.claims.conventions):
@@ -39,7 +41,7 @@ def by_clauses(
                 continue  # such as another way to call, which a convention of the same clause shows as well
             ranked.append((len(own & theirs) / max(1, len(own | theirs)), len(own & theirs), hypothesis))
     ranked.sort(key=lambda entry: -entry[0])
-    if not own or not ranked or 2 * ranked[0][1] < len(own) + (len(own) > 2):
+    if not ranked or 2 * ranked[0][1] < len(own) + (len(own) > 2):
         seen = {words.translate(WITHOUT_DIGITS): one_line(words, MOST_OF_WORDS) for _, words, _ in sorted(shown)}
         return Diagnosis("", 0, len(own), when=tuple(seen.values())[:3], of_clauses=True)
     _, explains, best = ranked[0]
