@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
+from _thread import LockType, allocate_lock, get_ident, start_new_thread  # which no candidate changes by a hook
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -66,24 +66,29 @@ class FirstCalls:
     _is_innermost: bool = False
     _began: float = 0.0
     _start: tuple[float, float] = field(default_factory=lambda: (monotonic(), process_time()))
-    _thread: int = field(default_factory=threading.get_ident)
-    _over: threading.Event = field(default_factory=threading.Event)
+    _thread: int = field(default_factory=get_ident)
+    _going_on: LockType = field(default_factory=allocate_lock)
+    _looking: LockType = field(default_factory=allocate_lock)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Within it, every call is one of them."""
-        looking = threading.Thread(target=self._look, daemon=True)
-        looking.start()
+        self._going_on.acquire()
+        self._looking.acquire()
+        try:
+            start_new_thread(self._look, ())
+        except RuntimeError:  # too little memory for one
+            self._looking.release()
         try:
             with watched_by(self):
                 yield
         finally:
-            self._over.set()
-            looking.join()
+            self._going_on.release()
+            self._looking.acquire()  # once no more is told
 
     def made(self, call: Callable[[], Answer]) -> Answer:
         """See `Watch`; calls that make others are none of their own."""
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             return call()
         self._begin()
         try:
@@ -153,9 +158,16 @@ class FirstCalls:
         )
 
     def _look(self) -> None:
+        try:
+            with suppress(Exception):  # of what the candidate has changed
+                self._tell_which()
+        finally:
+            self._looking.release()
+
+    def _tell_which(self) -> None:
         """Tells which call it is that takes long."""
-        told = 0.0
-        while not self._over.wait(max(self.deadline / OFTEN, 0.02)):
+        told, pause = 0.0, max(self.deadline / OFTEN, 0.02)
+        while not self._going_on.acquire(timeout=pause):
             began = self._began
             if self._is_innermost and began != told and monotonic() - began > self.deadline / 2:
                 told = began
