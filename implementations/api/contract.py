@@ -165,6 +165,8 @@ class Implementation:
         stated: what was seen or left out before it was judged, and has to be known to read its verdict; the first
             screen states each.
         unclaimed: notes on what it offers and is not claimed, with the reason; the first screen lists them.
+        differing: exceptions of calls by which its interface was read, and that raised nothing when made once more.
+        exits: exceptions that end a process, by which such calls left.
 
     Raises:
         ValueError: claims and runs do not go together.
@@ -183,6 +185,8 @@ class Implementation:
     as_seen: tuple[str, ...] = ()
     stated: tuple[str, ...] = ()
     unclaimed: tuple[str, ...] = ()
+    differing: tuple[str, ...] = ()
+    exits: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_functions()

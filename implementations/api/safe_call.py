@@ -13,8 +13,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from attention_conformance.implementations.api.contract import PathError, Result
+from attention_conformance.implementations.api.raised_calls import CURRENT, RaisedCalls
 from attention_conformance.implementations.api.global_state import kept_global_state
 from attention_conformance.implementations.api.watched_calls import StoppedError, made
+from attention_conformance.implementations.api.out_of_memory import is_out_of_memory
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 
 Answer = TypeVar("Answer")
@@ -36,6 +38,9 @@ def plain(text: str, most: int = LONGEST) -> str:
 
 NOT_OWN = [Path(__file__).parents[2], *(Path(path) for path in sysconfig.get_paths().values())]
 """Folders of this package, of installed ones, and of Python's own."""
+EXITS = (SystemExit, KeyboardInterrupt, GeneratorExit)
+"""What ends a process or a generator, and refuses no input."""
+EXIT_NAMES = frozenset(each.__name__ for each in EXITS)
 LIBRARIES = {"torch", "numpy", "jax", "jaxlib", "numba", "attention_conformance"}
 """Packages in which an error is no statement of the candidate."""
 
@@ -86,6 +91,8 @@ def guarded(call: Callable[[], Answer]) -> Answer:
         # SystemExit, or pytest's own skip and exit, must not let a candidate out of its verdict.
         kind = kind_of(error)
         message = f"raised {kind}: {_first_line(error) or 'no message'}"
+        if isinstance(error, EXITS) and (first := CURRENT.get()) is not None:
+            first.note_exit(error_line(error))
         raise CandidateError(message, kind, place_of(error)) from error
 
 
@@ -102,6 +109,7 @@ class CallOutcome(Generic[Answer]):
     Attributes:
         refused: whether a statement of the candidate's own raised the exception; see `by_own_statement`.
         not_offered: whether that statement says so by a NotImplementedError.
+        lacks_memory: whether the exception says that there was too little memory.
         wanted: the attribute of an array that was read and that no array has: an object of another kind was expected.
     """
 
@@ -109,6 +117,7 @@ class CallOutcome(Generic[Answer]):
     error: str = ""
     refused: bool = False
     not_offered: bool = False
+    lacks_memory: bool = False
     wanted: str = ""
 
 
@@ -125,7 +134,22 @@ def safe_call(call: Callable[[], Answer]) -> CallOutcome[Answer]:
         wanted = str(getattr(cause, "name", "")) if lacking else ""
         refused = by_own_statement(cause)
         not_offered = refused and isinstance(cause, NotImplementedError)
-        return CallOutcome(error=error_line(cause), refused=refused, not_offered=not_offered, wanted=wanted)
+        full = is_out_of_memory(cause)
+        return CallOutcome(None, error_line(cause), refused, not_offered, full, wanted)
+
+
+def repeatable(call: Callable[[], Answer]) -> CallOutcome[Answer]:
+    """The same for a call that makes its own inputs: one that raises among the first calls is made again after them."""
+    outcome, first = safe_call(call), CURRENT.get()
+    if first is not None and outcome.error and not outcome.lacks_memory:
+        first.note(outcome.error, call)
+    return outcome
+
+
+def differing(first: RaisedCalls) -> tuple[str, ...]:
+    """The exceptions of first calls that raise nothing when they are made once more."""
+    lines = (line for line, call in first.chosen if not safe_call(call).error)
+    return tuple(dict.fromkeys(lines))
 
 
 def by_own_statement(error: BaseException) -> bool:

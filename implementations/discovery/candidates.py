@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.api.raised_calls import noted
+from attention_conformance.implementations.api.safe_call import differing, safe_call
 from attention_conformance.implementations.discovery.as_documented import as_documented, has_zero_key
 from attention_conformance.implementations.discovery.causal_names import promises_causal
 from attention_conformance.implementations.discovery.functions.functions import function_candidate
@@ -63,11 +64,7 @@ def named(
     try:
         if torch and (error_line := safe_call(lambda: torch.zeros(1, device=device).device).error):
             raise TargetError(f"device {device!r} cannot be used: {error_line}")
-        implementation = wrapped(name, loaded, settings, device, premises)
-        if not isinstance(loaded, Implementation):
-            if has_zero_key(implementation, loaded, device):
-                implementation = wrapped(name, loaded, settings, device, (*premises, Premise.ZERO_ATTN))
-            implementation = as_documented(implementation, loaded, settings, device)
+        implementation = _read(name, loaded, settings, device, premises)
     except TargetError as error:
         in_relations = _in_relations(name, loaded, error, device) if in_part else None
         if in_relations is None:
@@ -84,6 +81,20 @@ def named(
         stated=(*implementation.stated, *without),
         findings={**implementation.findings, **findings},
     )
+
+
+def _read(
+    name: str, loaded: object, settings: Mapping[str, str], device: str, premises: Sequence[str]
+) -> Implementation:
+    """What a target names, wrapped as its first calls show it; those that raised are made once more."""
+    with noted() as first:
+        implementation = wrapped(name, loaded, settings, device, premises)
+        if isinstance(loaded, Implementation):
+            return implementation
+        if has_zero_key(implementation, loaded, device):
+            implementation = wrapped(name, loaded, settings, device, (*premises, Premise.ZERO_ATTN))
+        implementation = as_documented(implementation, loaded, settings, device)
+    return replace(implementation, differing=differing(first), exits=tuple(first.exits))
 
 
 def _in_relations(name: str, loaded: object, refused: TargetError, device: str) -> Implementation | None:

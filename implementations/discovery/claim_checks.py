@@ -12,8 +12,8 @@ import numpy as np
 from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.api.contract import Claims, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.api.safe_call import CallOutcome, guarded, safe_call
 from attention_conformance.implementations.api.watched_calls import aside
+from attention_conformance.implementations.api.safe_call import CallOutcome, guarded, repeatable, safe_call
 from attention_conformance.implementations.discovery.extra_options import CAUSAL_ONLY, DROPOUT, EXTRA_OPTIONS
 from attention_conformance.implementations.discovery.extras import Extra, find_extras
 from attention_conformance.implementations.discovery.probe import COARSE, HALF, NO_ANSWER, Floats, Recorder, near
@@ -105,7 +105,7 @@ class ClaimCheck:
     def answer(self, problem: Problem) -> CallOutcome[Any]:
         """What the candidate returns for a problem."""
         recorder = Recorder(self.function)
-        outcome = safe_call(lambda: self.adapt(recorder)(problem.fresh(), self.device))
+        outcome = repeatable(lambda: self.adapt(recorder)(problem.fresh(), self.device))
         if recorder.answer is not NO_ANSWER:
             return CallOutcome(recorder.answer)  # an error of the adapter after the call is none of the candidate
         return outcome if outcome.error else CallOutcome()
@@ -136,7 +136,7 @@ class ClaimCheck:
             return ""
         problem = build(fitted, self.dtype)
         given = problem if gradients else problem.forward_only()
-        return safe_call(lambda: run(given.fresh(), self.device)).error
+        return repeatable(lambda: run(given.fresh(), self.device)).error
 
 
 def parts(outcome: CallOutcome[Any]) -> tuple[Any, ...]:

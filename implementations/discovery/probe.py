@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.implementations.api.safe_call import answer, safe_call
+from attention_conformance.implementations.api.safe_call import answer, repeatable, safe_call
 from attention_conformance.spec.cases import MaskShape, Sharing
 from attention_conformance.spec.conventions import AlibiRule, Conventions, SinusoidOrder
 from attention_conformance.spec.features import NOTHING, Extension, Scope
@@ -237,7 +237,7 @@ class Subject:
 
     def reply(self, problem: Problem) -> Reply:
         """The answer to a copy of the problem."""
-        outcome = safe_call(lambda: answer(self.run, problem.fresh(), self.device))
+        outcome = repeatable(lambda: answer(self.run, problem.fresh(), self.device))
         return Reply(error=outcome.error) if outcome.value is None else Reply(_copied(outcome.value))
 
     def weights(self, setup: Setup = PLAIN_SETUP) -> ObservedWeights:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
 
+from attention_conformance.implementations.api.out_of_memory import NO_ALLOCATION
 from attention_conformance.implementations.api.safe_call import CandidateError, LostError
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.worker.elsewhere import worker_command

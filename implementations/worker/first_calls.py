@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from attention_conformance.implementations.api.contract import Result
+from attention_conformance.implementations.api.out_of_memory import is_out_of_memory
 from attention_conformance.implementations.api.safe_call import error_line, shown_place
 from attention_conformance.implementations.api.watched_calls import StoppedError, watched_by
 from attention_conformance.implementations.discovery.probe import first_part
@@ -24,7 +25,6 @@ from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.worker.interruption import of_candidate
 from attention_conformance.implementations.worker.limits import LONGEST, STARTING
 from attention_conformance.implementations.worker.output import shortened
-from attention_conformance.implementations.worker.resources import is_out_of_memory
 from attention_conformance.implementations.worker.wire import Message, encode
 
 Answer = TypeVar("Answer")

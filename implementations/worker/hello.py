@@ -54,7 +54,7 @@ class Hello:
 
     Attributes:
         memory: bytes that the candidate may allocate, if the worker has limited them.
-        findings, as_seen, stated, unclaimed: see `Implementation`.
+        findings, as_seen, stated, unclaimed, differing, exits: see `Implementation`.
     """
 
     protocol: int
@@ -71,6 +71,8 @@ class Hello:
     as_seen: tuple[str, ...] = ()
     stated: tuple[str, ...] = ()
     unclaimed: tuple[str, ...] = ()
+    differing: tuple[str, ...] = ()
+    exits: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Hello:

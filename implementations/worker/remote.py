@@ -156,6 +156,8 @@ def implementation_of(door: Door, hello: Hello) -> Implementation:
         as_seen=tuple(map(shortened, hello.as_seen[:MOST_NOTES])),
         stated=tuple(map(shortened, hello.stated[:MOST_NOTES])),
         unclaimed=tuple(map(shortened, hello.unclaimed[:MOST_NOTES])),
+        differing=tuple(map(shortened, hello.differing[:MOST_NOTES])),
+        exits=tuple(map(shortened, hello.exits[:MOST_NOTES])),
     )
 
 

@@ -15,8 +15,6 @@ LEAST = 2**28
 """Bytes that a worker needs before it has a candidate."""
 NEAR = 0.8
 """The share of its limit from which on a process that was killed had too little memory."""
-NO_ALLOCATION = ("std::bad_alloc", "can't allocate memory", "Cannot allocate memory", "out of memory")
-"""What C++, torch and the C library write where an allocation fails: there is no other sign of it."""
 
 
 def size_of(text: str) -> int:
@@ -98,13 +96,6 @@ def limit_memory(size: int | None) -> int | None:
     size = size if hard == resource.RLIM_INFINITY else min(size, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (size, size))
     return size
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an exception says that there was too little memory; torch and JAX have no type for it on the CPU."""
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error)[:2000] for words in NO_ALLOCATION)
 
 
 def was_full(peak: int, limit: int | None) -> bool:

@@ -29,6 +29,7 @@ from attention_conformance.implementations.api.global_state import (
     loading,
     start_generators,
 )
+from attention_conformance.implementations.api.out_of_memory import is_out_of_memory
 from attention_conformance.implementations.api.process_state import IMPORTS, process_state, write_no_bytecode
 from attention_conformance.implementations.api.safe_call import (
     LONGEST_NAME,
@@ -57,7 +58,7 @@ from attention_conformance.implementations.worker.native_threads import computin
 from attention_conformance.implementations.worker.observer import LocalObserver
 from attention_conformance.implementations.worker.own_builtins import OwnBuiltins, located_line
 from attention_conformance.implementations.worker.process import DIE_WITH_PARENT
-from attention_conformance.implementations.worker.resources import end_first, is_out_of_memory, limit_memory
+from attention_conformance.implementations.worker.resources import end_first, limit_memory
 from attention_conformance.implementations.worker.wire import Message, WireError, encode, read
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
@@ -147,6 +148,8 @@ class Worker:
                 "as_seen": list(loaded.as_seen),
                 "stated": list(loaded.stated),
                 "unclaimed": list(loaded.unclaimed),
+                "differing": list(loaded.differing),
+                "exits": list(loaded.exits),
                 "language": "Python",
                 "versions": {
                     "Python": platform.python_version(),

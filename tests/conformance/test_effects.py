@@ -83,6 +83,13 @@ def _assert_undisturbed(judge: Judge, case: Case, problem: Problem, how: str = "
 def test_repeatable(judge: Judge) -> None:
     for case in judge.cases(*VARIED, Case(seed=97).sized(key_length=129, d_k=64)):
         _assert_same_bits(judge, case, "the same call twice gives different bits")
+    _assert_none_of_first(judge, "the same call raises an exception once, and answers later", "differing")
+
+
+def _assert_none_of_first(judge: Judge, message: str, attribute: str) -> None:
+    """One check of the calls by which the interface was read, where there is something to report."""
+    if exceptions := getattr(judge.implementation, attribute):
+        judge.assert_that(Case(), False, message, "; ".join(exceptions), FailureKind.STATE)
 
 
 def _assert_same_bits(judge: Judge, case: Case, context: str, between: Sequence[Problem] = ()) -> None:
@@ -121,6 +128,7 @@ def test_global_state(judge: Judge) -> None:
                 judge.record_error(case, error)
             else:
                 _assert_none(judge, case, "the call changed the", changed)
+    _assert_none_of_first(judge, "a call leaves by an exception that ends its process", "exits")
     if judge.tally.checks and judge.dtype == judge.dtypes[-1]:
         assert_ended_well(judge)
 

@@ -16,7 +16,7 @@ import torch
 
 from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.adapters.tensors import to_tensor
-from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.api.safe_call import repeatable, safe_call
 from attention_conformance.implementations.discovery.claim_checks import PROBED
 from attention_conformance.implementations.discovery.documented import as_written, states_heads_in_samples
 from attention_conformance.implementations.discovery.modules.constructor_names import Size, size_of
@@ -181,7 +181,7 @@ class Attempt:
         if self.call.keyword:
             options |= dict(zip(self.call.inputs, given, strict=True))
             given = []
-        outcome = safe_call(lambda: self.function(*given, **options))
+        outcome = repeatable(lambda: self.function(*given, **options))
         if outcome.error:
             shape = f"({', '.join([str(self.call.extent)] * self.rank)})"
             raise TargetError(f"called with {KINDS[self.call.framework]} of shape {shape}: {outcome.error}")

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Implementation, Unsupported
+from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.api.safe_call import answer, safe_call
+from attention_conformance.implementations.api.safe_call import answer, repeatable
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED
 from attention_conformance.implementations.discovery.documented import as_written
 from attention_conformance.implementations.discovery.functions.calls import KINDS, UNSURE, FunctionCall, find_call
@@ -26,7 +26,7 @@ from attention_conformance.implementations.discovery.signatures import is_variad
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import INPUTS, OPTIONS
 from attention_conformance.spec.inputs import build
-from attention_conformance.spec.problem import Array
+from attention_conformance.spec.problem import Array, Problem
 
 OP = "BHLD"
 AXES = re.compile(OF_QUERY + r"([^()]+)\)", re.IGNORECASE)
@@ -229,7 +229,7 @@ def attends_elsewhere(made: Implementation, device: str) -> bool:
         return False
     dtype = next((each for each in PROBED if each in made.claims.dtypes), PROBED[0])
     problem = build(fitted, dtype).forward_only()
-    before = safe_call(partial(answer, made.run, problem.fresh(), device)).value
+    before = repeatable(partial(_answered, made, problem, device)).value
     if before is None:
         return False
     if before.output.shape != (*problem.query.shape[:3], problem.value.shape[3]):
@@ -237,10 +237,14 @@ def attends_elsewhere(made: Implementation, device: str) -> bool:
     for first, others in ((np.s_[:, :1], np.s_[:, 1:]), (np.s_[..., :1], np.s_[..., 1:])):
         value = problem.value.copy()
         value[first] *= -1
-        after = safe_call(partial(answer, made.run, problem.but(value=value).fresh(), device)).value
+        after = repeatable(partial(_answered, made, problem.but(value=value), device)).value
         if after is not None and not _alike(after.output[others], before.output[others], dtype):
             return True
     return False
+
+
+def _answered(made: Implementation, problem: Problem, device: str) -> Result:
+    return answer(made.run, problem.fresh(), device)
 
 
 def _alike(one: Array, other: Array, dtype: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.api.safe_call import repeatable, safe_call
 from attention_conformance.implementations.discovery.functions.answers import with_output_first
 from attention_conformance.implementations.discovery.functions.calls import always_given, call_inputs
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
@@ -60,7 +60,7 @@ def with_plain_output(function: Callable[..., Any], device: str) -> Callable[...
     for heads_first, shape in LAYOUTS.items():
         for x in of_each_kind(shape):
             given = {name: unfelt_like(x, unfelt(name, MERGED_HEADS)) for name in arrays}
-            parts = parts_of(safe_call(partial(function, x, x, x, **always, **given)).value)
+            parts = parts_of(repeatable(partial(function, x, x, x, **always, **given)).value)
             if parts and shape_of(parts[0]) == MERGED:
                 return HeadsApart(function, heads_first)
     return function

@@ -14,7 +14,7 @@ from attention_conformance.implementations.adapters.native import Native
 from attention_conformance.implementations.adapters.numpy_op import NumpyOp
 from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.api.safe_call import repeatable, safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN
 from attention_conformance.implementations.discovery.extras import Chosen
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
@@ -159,7 +159,7 @@ def _order(run: OwnGradients, problem: Problem) -> tuple[str, ...] | None:
 
 
 def _found(run: OwnGradients, problem: Problem) -> list[Array]:
-    outcome = safe_call(partial(run.computed, problem.fresh(), "cpu")).value
+    outcome = repeatable(lambda: run.computed(problem.fresh(), "cpu")).value
     return [] if outcome is None else outcome[1]
 
 

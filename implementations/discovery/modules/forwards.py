@@ -15,7 +15,7 @@ from torch import nn
 from attention_conformance.implementations.adapters.mha_interface import inputs_of, mask_options, polarised
 from attention_conformance.implementations.adapters.op_options import extra_options
 from attention_conformance.implementations.adapters.tensors import Tensors
-from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.api.safe_call import repeatable, safe_call
 from attention_conformance.implementations.discovery.modules.bare import tapped
 from attention_conformance.implementations.discovery.modules.emptying import emptied, emptied_by
 from attention_conformance.implementations.discovery.modules.mask_forms import in_form
@@ -378,7 +378,7 @@ def settled(
     x = x.transpose(0, 1) if call.length_first else x
     with torch.no_grad():
         prepared = call._prepared(module, [x] * call.inputs, {**call.options.renamed({}), **call.always}, heads)
-        outcome = safe_call(prepared)
+        outcome = repeatable(prepared)
     if outcome.error and any_error:
         return call  # it may take half types only
     if outcome.error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 
 import torch
 
 from attention_conformance.implementations.api.contract import Fit, Unsupported
-from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.api.safe_call import repeatable
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
@@ -58,7 +59,7 @@ class HeadSizes:
         """The exception that a statement of its own raises as it is built or called; empty if none does."""
         if (heads, width) not in self.seen:
             with torch.random.fork_rng(devices=[]):
-                outcome = safe_call(lambda: self._output(heads, heads * width))
+                outcome = repeatable(partial(self._output, heads, heads * width))
             self.seen[heads, width] = outcome.error if outcome.refused else ""
         return self.seen[heads, width]
 

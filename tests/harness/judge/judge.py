@@ -14,7 +14,7 @@ import numpy as np
 from attention_conformance.implementations.api.contract import Claims, Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.global_state import kept_global_state
-from attention_conformance.implementations.api.safe_call import CandidateError, LostError, function_answer
+from attention_conformance.implementations.api.safe_call import EXIT_NAMES, CandidateError, LostError, function_answer
 from attention_conformance.implementations.worker.observer import Observer
 from attention_conformance.implementations.worker.remote import observer_of, runs_ahead
 from attention_conformance.reference.bounds.precision import operands_exact, unit_roundoff
@@ -240,8 +240,8 @@ class Judge:
             raise FailureLimitError
 
     def record_refusal(self, case: Case, error: CandidateError) -> None:
-        """Counts one check that held: the candidate raised, as it should. To die is no refusal."""
-        if isinstance(error, LostError):
+        """Counts one check that held: the candidate raised, as it should. To die or to exit is no refusal."""
+        if isinstance(error, LostError) or error.exception in EXIT_NAMES:
             self.record_error(case, error)
         else:
             self.assert_that(case, True, "")

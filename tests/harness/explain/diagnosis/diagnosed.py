@@ -39,6 +39,8 @@ class Diagnosis:
         rest: what all failing cases have that are not explained, and no others; empty if there is nothing.
         raises: the exception that every failing case raises, and where.
         options: those of the command under which all that was compared would hold, if it may be intended.
+        breaks: the clauses that it breaks, where no defect is named that has them.
+        differ: whether a case that fails is right when it is called again.
         explanation: that of the name, where answers were compared.
     """
 
@@ -55,6 +57,8 @@ class Diagnosis:
     rest: str = ""
     raises: str = ""
     options: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
+    differ: bool = False
     explanation: Explanation | None = field(default=None, compare=False)
 
     @property
@@ -70,9 +74,11 @@ class Diagnosis:
     def telling(self) -> tuple[str, ...]:
         """The clauses that the named defect breaks: their failures show it most plainly."""
         defect = self.explanation.hypotheses[0].defect if self.explanation is not None else None
-        return defect.clauses if defect is not None else ()
+        return defect.clauses if defect is not None else self.breaks
 
     def __str__(self) -> str:
+        if self.differ:
+            return f"equal calls differ: the same case fails at one call and is right at another: {self.repair}"
         if self.raises and not self.name:
             return f"{self.raises}; {self.pattern}"
         if not self.name:

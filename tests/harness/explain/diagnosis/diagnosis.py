@@ -14,8 +14,10 @@ from attention_conformance.spec.optional import optional
 from attention_conformance.spec.problem import DTYPES, HALF
 from attention_conformance.tests.harness.explain.diagnosis.by_clauses import by_clauses
 from attention_conformance.tests.harness.explain.diagnosis.causes import INTENDED, Hypothesis, repairs
+from attention_conformance.tests.harness.explain.diagnosis.changed_inputs import changed_inputs
 from attention_conformance.tests.harness.explain.diagnosis.conditions import Condition, conditions
 from attention_conformance.tests.harness.explain.diagnosis.diagnosed import Diagnosis, FailingCheck
+from attention_conformance.tests.harness.explain.diagnosis.equal_calls import differ, of_equal_calls
 from attention_conformance.tests.harness.explain.diagnosis.hypotheses import following, hypotheses
 from attention_conformance.tests.harness.explain.diagnosis.kept import kept
 from attention_conformance.tests.harness.explain.diagnosis.magnitudes import parts, sizes
@@ -120,11 +122,13 @@ def _of_cases(
     if any(_also_fails(implementation, failing, dtype, device) for dtype in checked if alone and dtype not in alone):
         alone = ()  # its cases are not among those of the other dtypes
     in_dtypes = (f"in {', '.join(alone)}",) if alone else ()
+    by_chance = of_equal_calls(len(failing)) if differ(implementation, seen, compared, device) else None
     if not failing and len({each.clause for each in checks}) > JUDGED_AGAIN:  # it depends on time or earlier calls
-        return Diagnosis("", 0, len(checks), of_clauses=True)
+        return by_chance or Diagnosis("", 0, len(checks), of_clauses=True)
     if not failing:  # by itself it is right: another way of calling it is not
         otherwise = _called_otherwise(implementation, checks, device, dtypes, unknown)
-        return otherwise or Diagnosis("", 0, 0, when=in_dtypes)
+        named = otherwise if otherwise is not None and otherwise.name else None
+        return named or by_chance or otherwise or Diagnosis("", 0, 0, when=in_dtypes)
     claimed = implementation.claims.conventions
     left = [each.without_empty_rows(claimed) for each in failing]
     empty = [each for each, rest in zip(failing, left, strict=True) if not rest.failing]
@@ -141,6 +145,12 @@ def _of_cases(
     listed = [h for h in hypotheses(implementation.claims.scope, claimed) if h.name not in unknown]
     clauses = {each.clause for each in checks}
     aside = [*empty, *both]
+    if changed := changed_inputs(listed, failing, passing, claimed):
+        return replace(changed, when=in_dtypes)
+    if by_chance is not None:  # no condition holds of such cases
+        found = explanation(listed, failing, passing, clauses, claimed, list, several=False)
+        named = None if found is None else _named(found, None, len(failing), in_dtypes)
+        return named or _of_state(implementation, failing, device) or by_chance
     found = explanation(listed, failing, passing, clauses, claimed, lambda: triggers.found, several, aside)
     if found is not None and (against := triggers.against(found, claimed)):
         failing = [*failing, *(each for each in against if each.failing)]
@@ -201,12 +211,17 @@ def _by_own_calls(
     implementation: Implementation, failing: Sequence[Observation], found: Sequence[Condition], device: str
 ) -> Diagnosis | None:
     """What calls show that are made for one question each: what is kept, and sums of many terms."""
-    smallest = min(failing, key=lambda each: each.problem.query.size + each.problem.key.size)
-    dtype = smallest.problem.dtype
     if any(each.kept for each in found):
-        return kept(implementation, smallest.case, dtype, device)
+        return _of_state(implementation, failing, device)
+    dtype = failing[0].problem.dtype
     long = all(max(each.problem.query.shape[-2], each.problem.key.shape[-2]) >= TERMS for each in failing)
     return summed(implementation, dtype, device) if long else seen_keys(implementation, failing, device)
+
+
+def _of_state(implementation: Implementation, failing: Sequence[Observation], device: str) -> Diagnosis | None:
+    """What a second call has of the first one, seen in calls of the smallest failing case."""
+    smallest = min(failing, key=lambda each: each.problem.query.size + each.problem.key.size)
+    return kept(implementation, smallest.case, smallest.problem.dtype, device)
 
 
 def _called_otherwise(

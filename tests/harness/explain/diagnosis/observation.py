@@ -43,6 +43,7 @@ class Observation:
         raised: the exception in words, numbers left out.
         exception: the same as it is, and where it was raised.
         errors: its distance from the reference, in bounds, part by part.
+        changed: the inputs whose numbers the call has changed.
         rows: what is compared of the output; None: all of it.
         found: what `scoring` found for hypotheses on it, by what was looked for and the id of the hypothesis.
     """
@@ -56,6 +57,7 @@ class Observation:
     failing: bool
     raised: str = ""
     exception: str = ""
+    changed: tuple[str, ...] = ()
     rows: Booleans | None = None
     found: dict[tuple[str, int], tuple[object, Any]] = field(init=False, repr=False, default_factory=dict)
 
@@ -249,13 +251,16 @@ def observed(
     wanted = tuple(part for part in dict.fromkeys(("output", *parts)) if part in expected)
     got: Result | None = None
     raised = exception = ""
+    given = problem.fresh()
     try:
-        got = restored(lambda: answer(implementation.run, problem.fresh(), device))
+        got = restored(lambda: answer(implementation.run, given, device))
     except (CandidateError, PathError) as error:
         place = f" ({error.place})" if isinstance(error, CandidateError) and error.place else ""
         raised, exception = str(error).translate(WITHOUT_DIGITS), f"{error}{place}"
     parts = (*wanted, *(p for p in more if p not in wanted and got is not None and part_of(got, p) is not None))
-    made = Observation(case, problem, parts, got, expected, {}, False, raised, exception)
+    after = given.arrays()
+    changed = tuple(name for name, array in problem.arrays().items() if array.tobytes() != after[name].tobytes())
+    made = Observation(case, problem, parts, got, expected, {}, False, raised, exception, changed)
     errors = {part: made.error(part) for part in parts}
     return replace(made, errors=errors, failing=max(errors.values()) > 1.0)
 
