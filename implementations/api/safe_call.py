@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from attention_conformance.implementations.api.contract import PathError, Result
-from attention_conformance.implementations.api.raised_calls import CURRENT, RaisedCalls
 from attention_conformance.implementations.api.global_state import kept_global_state
-from attention_conformance.implementations.api.watched_calls import StoppedError, made
 from attention_conformance.implementations.api.out_of_memory import is_out_of_memory
+from attention_conformance.implementations.api.raised_calls import CURRENT, RaisedCalls
+from attention_conformance.implementations.api.watched_calls import StoppedError, made
 from attention_conformance.spec.problem import DTYPES, Array, Problem
 
 Answer = TypeVar("Answer")

@@ -12,8 +12,8 @@ import numpy as np
 from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.api.contract import Claims, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.api.watched_calls import aside
 from attention_conformance.implementations.api.safe_call import CallOutcome, guarded, repeatable, safe_call
+from attention_conformance.implementations.api.watched_calls import aside
 from attention_conformance.implementations.discovery.extra_options import CAUSAL_ONLY, DROPOUT, EXTRA_OPTIONS
 from attention_conformance.implementations.discovery.extras import Extra, find_extras
 from attention_conformance.implementations.discovery.probe import COARSE, HALF, NO_ANSWER, Floats, Recorder, near

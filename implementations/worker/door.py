@@ -36,7 +36,7 @@ from attention_conformance.implementations.worker.limits import (
 from attention_conformance.implementations.worker.nursery import environment, forked
 from attention_conformance.implementations.worker.output import Output, shortened
 from attention_conformance.implementations.worker.process import Process, how_ended, started, too_many
-from attention_conformance.implementations.worker.resources import NO_ALLOCATION, memory_limit, shared_memory, was_full
+from attention_conformance.implementations.worker.resources import memory_limit, shared_memory, was_full
 from attention_conformance.implementations.worker.wire import LENGTH, Message, WireError, decode, encode, length_of
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention_conformance.implementations.api.raised_calls import MOST, FirstCalls
+from attention_conformance.implementations.api.raised_calls import MOST, RaisedCalls
 from attention_conformance.tests.selftest.discovery.making import Make, failing
 
 COUNTED = """
@@ -88,7 +88,7 @@ def test_no_call_leaves_by_an_exit(make: Make, when: str) -> None:
 
 
 def test_few_calls_are_made_once_more() -> None:
-    first = FirstCalls()
+    first = RaisedCalls()
     for number in range(10 * MOST):
         first.note(f"ValueError: {number}", list)
     assert len(first.chosen) == MOST
