@@ -262,7 +262,7 @@ def without_ignored(check: ClaimCheck, options: Options, function: object) -> tu
     why = {option: RAISES for option in swallowed if check.run(cases[option]).error}
     why |= {option: NO_EFFECT for option in swallowed if check.ignores(cases[option])}
     own = options.spelled.get("float_mask", "")
-    if own and own == options.spelled.get("bool_mask") and states_booleans_alone(function, own):
+    if own and own == options.spelled.get("bool_mask") and states_booleans_alone(as_written(function), own):
         why["float_mask"] = f"by its documentation {own!r} is boolean"
     elif _reads_booleans_only(check, options):
         why.setdefault("float_mask", f"zeros in its {options.spelled['float_mask']!r} mask keys, so that it is boolean")

@@ -58,3 +58,11 @@ def test_groups_in_an_axis_of_their_own(make: Make, axes: tuple[str, str], wrong
 def test_groups_in_jax(make: Make) -> None:
     made = make(grouped(OF_GROUPS["tokens first"], JAX, True))
     assert failing(made, "softcap.mask", "grouped.order") == {"softcap.mask"}
+
+
+def test_numbers_are_not_promised_where_a_mask_is_documented_as_boolean(make: Make) -> None:
+    text = grouped(OF_GROUPS["tokens first"], TORCH, False).replace("None, None], s", "None, None].bool(), s")
+    words = '"""Queries (B, L, K, G, d), keys (B, L, K, d), mask (B, Lq, Lk) bool, True = seen."""'
+    made = make(text.replace("soft_cap=None):\n", f"soft_cap=None):\n    {words}\n"))
+    assert Feature.BOOL_MASK in made.claims
+    assert Feature.FLOAT_MASK not in made.claims
