@@ -1,4 +1,4 @@
-"""Raised calls: what raises while the interface of a candidate is read, so that the same calls can be made once more."""
+"""Raised calls: what raises while the interface of a candidate is read, so that the same can be called once more."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
