@@ -291,6 +291,11 @@ def near(got: Floats, expected: Floats, dtype: str = "float32") -> bool:
         return bool((same | (np.abs(got - expected) <= digits * (1.0 + np.abs(expected)))).all())
 
 
+def wide(part: Any) -> Floats:
+    """An array of any kind, in float64."""
+    return np.asarray(part.detach().double().cpu() if hasattr(part, "detach") else part, np.float64)
+
+
 def spans(numbers: Any) -> str:
     """Ascending numbers as "0..2, 5"; "none" for none."""
     runs: list[list[int]] = []

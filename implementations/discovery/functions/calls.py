@@ -20,7 +20,7 @@ from attention_conformance.implementations.api.safe_call import repeatable, safe
 from attention_conformance.implementations.discovery.claim_checks import PROBED
 from attention_conformance.implementations.discovery.documented import as_written, states_heads_in_samples
 from attention_conformance.implementations.discovery.modules.constructor_names import Size, size_of
-from attention_conformance.implementations.discovery.probe import HALF, Floats, first_part, near, spans
+from attention_conformance.implementations.discovery.probe import HALF, Floats, first_part, near, spans, wide
 from attention_conformance.implementations.discovery.signatures import (
     positional,
     required,
@@ -198,12 +198,6 @@ class Attempt:
         except ModuleNotFoundError:
             raise TargetError("JAX is not installed") from None
         return jax.numpy.asarray(array)
-
-
-def wide(part: Any) -> Floats:
-    """An array of any kind, in float64."""
-    of_torch = isinstance(part, torch.Tensor)
-    return np.asarray(part.detach().double().cpu() if of_torch else part, np.float64)
 
 
 def _observed_call(attempt: Attempt) -> FunctionCall:

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.functions.calls import wide
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.functions.stored_axes import OP, like, permuted
-from attention_conformance.implementations.discovery.probe import HALF, Floats, near, parts_of
+from attention_conformance.implementations.discovery.probe import HALF, Floats, near, parts_of, wide
 from attention_conformance.implementations.discovery.signatures import signature_of
 
 GROUPS = "BKGLD"

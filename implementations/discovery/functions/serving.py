@@ -20,7 +20,7 @@ from attention_conformance.implementations.adapters.tensors import to_tensor
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always import SAME
 from attention_conformance.implementations.discovery.claim_checks import PROBED
-from attention_conformance.implementations.discovery.functions.calls import IS_KIND, KINDS, wide
+from attention_conformance.implementations.discovery.functions.calls import IS_KIND, KINDS
 from attention_conformance.implementations.discovery.functions.given_sizes import counts
 from attention_conformance.implementations.discovery.functions.inputs_first import InputsFirst
 from attention_conformance.implementations.discovery.functions.served import Request, Served
@@ -32,7 +32,7 @@ from attention_conformance.implementations.discovery.functions.serving_names imp
     serves,
 )
 from attention_conformance.implementations.discovery.functions.stored_axes import OP, Storage, extents
-from attention_conformance.implementations.discovery.probe import HALF, Floats, near
+from attention_conformance.implementations.discovery.probe import HALF, Floats, near, wide
 from attention_conformance.implementations.discovery.signatures import required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
 from attention_conformance.spec.problem import DTYPES
