@@ -22,7 +22,7 @@ from attention_conformance.implementations.discovery.functions.calls import (
     call_inputs,
     wide,
 )
-from attention_conformance.implementations.discovery.probe import Floats, near, parts_of
+from attention_conformance.implementations.discovery.probe import Floats, near, parts_of, wide
 from attention_conformance.implementations.discovery.signatures import role, signature_of
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 
