@@ -20,7 +20,6 @@ from attention_conformance.implementations.discovery.functions.calls import (
     FunctionCall,
     always_given,
     call_inputs,
-    wide,
 )
 from attention_conformance.implementations.discovery.probe import Floats, near, parts_of, wide
 from attention_conformance.implementations.discovery.signatures import role, signature_of
