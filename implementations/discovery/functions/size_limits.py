@@ -6,6 +6,7 @@ accelerator states its limits where it is launched or compiled: what it raises t
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,8 @@ from typing import Any
 from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
 from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED, ClaimCheck
+from attention_conformance.implementations.discovery.code_text import code_of
+from attention_conformance.implementations.discovery.documented import as_written
 from attention_conformance.implementations.discovery.functions.several_needed import has_tables
 from attention_conformance.implementations.discovery.tensor_cores import is_accelerated
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
@@ -32,6 +35,8 @@ UNEQUAL = (PLAIN.sized(key_length=32), PLAIN.sized(query_length=32))
 FEW_CAUSAL = tuple(replace(PLAIN, causal=True).sized(query_length=n, key_length=10 - n) for n in (4, 6))
 """The same under the flag, and small: what dies in a long call is still to be judged."""
 
+OF_PAIRS = "view_as_complex"
+"""torch's function that takes no pairs that begin at an odd place in memory."""
 LENGTHS, FAST = (128, 1061), 0.1
 """Tokens of one head that show how much memory is needed, the longest that the quick tier has; and seconds of work on
 the shorter ones beyond which the longer ones are not tried."""
@@ -213,10 +218,19 @@ def _scales(check: ClaimCheck) -> tuple[ClaimCheck, str]:
 
 
 def _views(check: ClaimCheck) -> tuple[ClaimCheck, str]:
-    outcome = check.run(replace(PLAIN, layout=Layout.TRANSPOSED))
-    if Feature.VIEWS not in check.claims or not outcome.refused:
+    if Feature.VIEWS not in check.claims:
         return check, ""
-    return check.without({Feature.VIEWS}), _refused("views", [outcome])
+    outcome = check.run(replace(PLAIN, layout=Layout.TRANSPOSED))
+    if not outcome.refused and OF_PAIRS in _file_text(check.function):
+        outcome = check.run(replace(PLAIN, layout=Layout.OFFSET))
+    elif not outcome.refused:
+        return check, ""
+    return (check.without({Feature.VIEWS}), _refused("views", [outcome])) if outcome.error else (check, "")
+
+
+def _file_text(function: object) -> str:
+    """The text of the file in which somebody wrote the function."""
+    return code_of(sys.modules.get(getattr(as_written(function), "__module__", None) or ""))
 
 
 def _tried(check: ClaimCheck, cases: Sequence[Case], known: bool) -> tuple[list[CallOutcome[Any]], list[bool]]:

@@ -168,3 +168,32 @@ def test_the_only_length_that_is_taken_is_a_premise(make: Make, length: str) -> 
 
 def test_a_bias_that_other_samples_change_fails(make: Make) -> None:
     assert failing(make(EXACT.format(length="length", wrong=" * (1 + 0.1 * x.mean())")))
+
+
+IN_PAIRS = """
+def rotated(x):
+    pairs = torch.view_as_complex(x{copied}.reshape(*x.shape[:-1], -1, 2))
+    rates = 10000.0 ** (-2 * torch.arange(x.shape[-1] // 2).double() / x.shape[-1])
+    angles = torch.outer(torch.arange(x.shape[-2]).double(), rates)
+    turns = torch.polar(torch.ones_like(angles), angles).to(pairs)
+    return torch.view_as_real(pairs * turns).flatten(-2)
+
+def f(q, k, v):
+    return attend(rotated(q), rotated(k), {value})[0]
+"""
+
+
+COPIED = ".clone(memory_format=torch.contiguous_format)"
+
+
+@pytest.mark.parametrize("copied", ["", COPIED])
+def test_pairs_that_begin_at_odd_places_are_a_limit_of_torch(make: Make, copied: str) -> None:
+    made = make(IN_PAIRS.format(copied=copied, value="v"))
+    assert (Feature.VIEWS in made.claims) is bool(copied)
+    assert made.claims.premises.rotary_base == 10000.0
+    assert not failing(made, "shapes.views", "scores.dot-product")
+
+
+def test_a_view_that_cannot_be_made_is_no_limit_next_to_pairs(make: Make) -> None:
+    made = make(IN_PAIRS.format(copied=COPIED, value="v.view(-1).view(v.shape)"))
+    assert failing(made, "shapes.views", "scores.dot-product")
