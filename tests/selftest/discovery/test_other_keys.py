@@ -4,6 +4,7 @@ import pytest
 
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
+from attention_conformance.tests.selftest.thorough import thorough
 
 SHARED = """
 def f(q, k, v):
@@ -55,6 +56,7 @@ def test_groups_in_an_axis_of_their_own(make: Make, axes: tuple[str, str], wrong
     assert failing(made, "softcap.mask", "grouped.order") == expected
 
 
+@thorough
 def test_groups_in_jax(make: Make) -> None:
     made = make(grouped(OF_GROUPS["tokens first"], JAX, True))
     assert failing(made, "softcap.mask", "grouped.order") == {"softcap.mask"}
