@@ -221,8 +221,9 @@ def _views(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     if Feature.VIEWS not in check.claims:
         return check, ""
     outcome = check.run(replace(PLAIN, layout=Layout.TRANSPOSED))
-    if not outcome.refused and OF_PAIRS in _file_text(check.function):
-        outcome = check.run(replace(PLAIN, layout=Layout.OFFSET))
+    if not outcome.error and OF_PAIRS in _file_text(check.function):
+        others = (check.run(replace(PLAIN, layout=layout)) for layout in Layout)
+        outcome = next((each for each in others if each.error), outcome)
     elif not outcome.refused:
         return check, ""
     return (check.without({Feature.VIEWS}), _refused("views", [outcome])) if outcome.error else (check, "")
