@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from attention_conformance.implementations.api.safe_call import CallOutcome, gua
 from attention_conformance.implementations.api.watched_calls import aside
 from attention_conformance.implementations.discovery.extra_options import CAUSAL_ONLY, DROPOUT, EXTRA_OPTIONS
 from attention_conformance.implementations.discovery.extras import Extra, find_extras
-from attention_conformance.implementations.discovery.probe import COARSE, HALF, NO_ANSWER, Floats, Recorder, near
+from attention_conformance.implementations.discovery.probe import COARSE, HALF, NO_ANSWER, Floats, Recorder, near, wide
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case, MaskKind, Sizes
@@ -150,9 +151,7 @@ def output_of(outcome: CallOutcome[Any], position: int = 0) -> Floats:
     Raises:
         CandidateError: it is no array of numbers, or one that cannot be read.
     """
-    output = parts(outcome)[position]
-    of_torch = torch and isinstance(output, torch.Tensor)
-    return guarded(aside(lambda: np.asarray(output.detach().double().cpu() if of_torch else output, np.float64)))
+    return guarded(aside(partial(wide, parts(outcome)[position])))
 
 
 def near_outputs(first: CallOutcome[Any], second: CallOutcome[Any], dtype: str) -> bool:

@@ -36,7 +36,8 @@ FEW_CAUSAL = tuple(replace(PLAIN, causal=True).sized(query_length=n, key_length=
 """The same under the flag, and small: what dies in a long call is still to be judged."""
 
 OF_PAIRS = "view_as_complex"
-"""torch's function that takes no pairs that begin at an odd place in memory."""
+"""torch's function that takes no pairs at odd offsets, or with odd strides. In a file that calls it, what a view raises
+where a transposed one is taken is a limit, too, though no statement of the function raises it."""
 LENGTHS, FAST = (128, 1061), 0.1
 """Tokens of one head that show how much memory is needed, the longest that the quick tier has; and seconds of work on
 the shorter ones beyond which the longer ones are not tried."""

@@ -21,7 +21,7 @@ def define_the_rest(module: ModuleType, path: Path, line: int) -> None:
 
     What cannot be defined is left out.
     """
-    body = ast.parse(path.read_text(encoding="utf-8")).body
+    body = ast.parse(path.read_bytes()).body
     flags = _annotations(body)
     for statement in body:
         if statement.lineno > line and _defines(statement):
@@ -35,7 +35,7 @@ def is_needed(path: Path, line: int, name: str) -> bool:
 
     Calls after the definition, and what is made of them, only show or run it.
     """
-    body = ast.parse(path.read_text(encoding="utf-8")).body
+    body = ast.parse(path.read_bytes()).body
     failed = next((each for each in body if each.lineno <= line <= (each.end_lineno or line)), None)
     if failed is None or all(each.lineno >= failed.lineno for each in body if name in _bound(each)):
         return True

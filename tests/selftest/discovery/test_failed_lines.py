@@ -65,10 +65,11 @@ def test_what_is_no_text_is_refused_with_its_line(tmp_path: Path) -> None:
         candidate(f"{file}:attend", {})
 
 
-def test_a_declared_encoding_is_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("after", "found"), [("", []), ("RATE = 1 / 0", ["line 8"])])
+def test_a_declared_encoding_is_text(tmp_path: Path, after: str, found: list[str]) -> None:
     file = tmp_path / "mine.py"
-    file.write_bytes(b"# coding: latin-1\n# caf\xe9\n" + (BEFORE.format("") + DEFINED).encode())
-    assert not candidate(f"{file}:attend", {}).findings
+    file.write_bytes(b"# coding: latin-1\n# caf\xe9\n" + (BEFORE.format("") + DEFINED + after).encode())
+    assert list(candidate(f"{file}:attend", {}).findings) == found
 
 
 def test_a_file_that_is_absent_here_may_be_elsewhere(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class f(nn.Module):
         self.to_out = nn.Linear(dim, dim)
 
     def forward(self, x, context, context_mask=None, attn_bias=None):
-        """context_mask: (B, M), True for tokens that may be seen; attn_bias: (heads, N, M) or (B, heads, N, M)."""
+        """context_mask: (B, M), True for tokens that may be seen; attn_bias: (B, heads, N, M)."""
         added = attn_bias
         if context_mask is not None:
             added = torch.zeros(context_mask.shape).to(x).masked_fill(~context_mask, -torch.inf)[:, None, None]
