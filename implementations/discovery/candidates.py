@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attention_conformance.implementations.api.contract import Implementation
@@ -98,11 +99,16 @@ def _read(
 
 
 def _in_relations(name: str, loaded: object, refused: TargetError, device: str) -> Implementation | None:
-    if not torch or not isinstance(loaded, type):
+    if not torch:
         return None
+    from attention_conformance.implementations.discovery.functions.needed_arrays import with_needed_arrays
     from attention_conformance.implementations.discovery.modules.relations_alone import relations_alone  # imports torch
     from attention_conformance.implementations.discovery.modules.squares_alone import square_alone
 
+    if not isinstance(loaded, type):
+        kinds = (kind for kind, _ in with_needed_arrays(loaded))
+        runs = (safe_call(partial(relations_alone, name, kind, refused, device)).value for kind in kinds)
+        return next((run for run in runs if run is not None), None)
     square = safe_call(lambda: square_alone(name, loaded)).value
     return square or safe_call(lambda: relations_alone(name, with_parameters(loaded), refused, device)).value
 
@@ -163,7 +169,36 @@ def wrapped(
     if (alone := _backward_alone(called)) is not None:
         made = function_candidate(name, alone, settings, device, always)
         return replace(made, about=f"{made.about}; {alone.about}", stated=(*made.stated, alone.about))
-    return with_own_gradients(function_candidate(name, with_inputs_first(called), settings, device, always))
+    try:
+        return with_own_gradients(function_candidate(name, with_inputs_first(called), settings, device, always))
+    except TargetError:
+        if (made := _with_needed_arrays(name, called, settings, device, always)) is None:
+            raise
+        return made
+
+
+def _with_needed_arrays(
+    name: str, function: Callable[..., Any], settings: Mapping[str, str], device: str, premises: Premises
+) -> Implementation | None:
+    """A function that needs arrays of unknown meaning, judged as a module that has them; None where it needs none.
+
+    Of the ways to make these, the first in which all their equations are known, or else the first.
+    """
+    if not torch:
+        return None
+    from attention_conformance.implementations.discovery.functions.needed_arrays import with_needed_arrays
+    from attention_conformance.implementations.discovery.modules.modules import module_candidate
+
+    first = None
+    for kind, arrays in with_needed_arrays(function):
+        try:
+            made = module_candidate(name, kind, settings, device, premises)
+        except TargetError:
+            continue
+        if not made.findings.keys() & {*arrays}:
+            return made
+        first = first or made
+    return first
 
 
 def _backward_alone(function: Callable[..., Any]) -> BackwardAlone | None:

@@ -16,6 +16,12 @@ CHOSEN = re.compile(r"mask|causal|attn_bias|attention_bias")
 SETTING = re.compile(r"\b(config|cfg|conf|args|opts?|hparams|params)\.\w*(causal|mask)")
 """What a choice in an object of settings looks like."""
 
+OTHERWISE = re.compile(
+    r"non[-_ ]?causal|not causal|bi-?directional|prefix|conv|is_causal|(?:self|use)[._]causal|causal ?= ?False",
+    re.IGNORECASE,
+)
+"""What else the text of a class may say of causality than that it always hides later keys."""
+
 
 CAUSAL = {"causal", "causality"}
 FLAG_WORDS = {*CAUSAL, "is", "use", "apply", "with", "mask", "masked", "masking", "attn", "attention"}
@@ -32,14 +38,23 @@ def is_causal_flag(parameter: inspect.Parameter) -> bool:
 def promises_causal(name: str, target: object) -> bool:
     """Whether its name alone says that no query sees a later key."""
     words = [word.lower() for word in WORDS.findall(name)]
-    if "causal" not in words or NEGATED & set(words[: words.index("causal")]):
-        return False
+    named = "causal" in words and not NEGATED & set(words[: words.index("causal")])
+    return named and not _chosen(target)
+
+
+def says_causal(target: type) -> bool:
+    """Whether its text speaks of causality, and of nothing by which that could be otherwise or be of something else."""
+    text = code_of(target)
+    return "causal" in text.lower() and not OTHERWISE.search(text) and not _chosen(target)
+
+
+def _chosen(target: object) -> bool:
+    """Whether the caller, or an object of settings, may choose what is hidden."""
     calls = [getattr(target, method, None) for method in ("__init__", "forward", "__call__")]
     called = [each for each in calls if each is not None] if isinstance(target, type) else [target]
     parameters = [parameter for each in called for parameter in _parameters(each)]
     chosen = any(CHOSEN.search(p.name.lower()) or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    text = code_of(target)
-    return not chosen and not SETTING.search(text)
+    return chosen or SETTING.search(code_of(target)) is not None
 
 
 def _parameters(function: object) -> Iterator[inspect.Parameter]:

@@ -18,7 +18,7 @@ HIDDEN = r"mask(?:ed|s)?(?: out)?|ignore[ds]?|pad(?:ding|ded|s)?|hid(?:e|den|es)
 NEGATED = r"not|n't|never|no|un|non"
 VALUE = r"(?:true|false|ones|one(?! \w*mask)|zeros?|1s?|0s?)"
 STATED = re.compile(
-    rf"(?P<value>\b{VALUE}\b)(?P<between>(?:(?!\b(?:true|false)\b)[^.;,()\n]){{0,40}}?)"
+    rf"(?P<value>\b{VALUE}\b)(?P<between>(?:(?!\b(?:true|false|[01])\b)[^.;,()\n]){{0,40}}?)"
     rf"(?:(?P<negated>\b(?:{NEGATED})[ -]?(?:be |to be )?)|\b)(?P<word>(?:{SHOWN}|{HIDDEN})\b)",
     re.IGNORECASE,
 )

@@ -85,6 +85,7 @@ from attention_conformance.implementations.discovery.functions.unknown_options i
 from attention_conformance.implementations.discovery.grouped_masks import without_masks_of_heads
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.module_masks import lengths_as_seen
+from attention_conformance.implementations.discovery.padded_positions import padded_positions_as_seen
 from attention_conformance.implementations.discovery.rows_without_keys import (
     ADDED,
     EMPTY,
@@ -312,6 +313,7 @@ def _usual_candidate(
     check, always = with_premises(check, premises, as_written(check.function))
     if not interface:
         without_chunks(check)
+    check = check if "padded-positions" in settings else padded_positions_as_seen(check)
     published = {PUBLISHED_FLAG, "attn_mask"} & {*options.spelled.values()}
     check, broken = (check, {}) if promised or interface else without_broken_lengths(check)
     if not any("row" in key for key in settings):

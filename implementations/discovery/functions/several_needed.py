@@ -130,13 +130,13 @@ def _answers(made: SeveralNeeded) -> bool:
     for x in (x for shape, axes in LAYOUTS if axes == made.axes for x in of_each_kind(shape)):
         output = first_part(safe_call(partial(made, x, x, x)).value)
         if shape_of(output) == tuple(x.shape):
-            array = safe_call(partial(_as_array, output)).value
+            array = safe_call(partial(as_array, output)).value
             rows = None if array is None else np.moveaxis(array, made.axes.tokens, 0)
             return rows is not None and not near(rows[0], rows[-1], "float32")
     return False
 
 
-def _as_array(output: Any) -> Any:
+def as_array(output: Any) -> Any:
     """An output of any kind, which may need a gradient."""
     return np.asarray(output.detach() if hasattr(output, "detach") else output, np.float32)
 

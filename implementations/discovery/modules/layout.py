@@ -62,7 +62,12 @@ def has_tables(make: Constructor) -> bool:
 
 
 def holds_table(make: Constructor) -> bool:
-    """Whether one of the parameters that are held has a row for each token or distance that it is built for."""
+    """Whether one of the parameters that are held has a row for each token or distance that it is built for.
+
+    Those of a function that needs arrays have as many as it is given, and may.
+    """
+    if getattr(make.kind, "in_parts", False):
+        return True
     with torch.random.fork_rng(devices=[]):
         module = built(replace(make, held={}))
     held = (p for path, p in module.named_parameters() if any(each in make.held for each, _ in patterns(path)))

@@ -46,6 +46,8 @@ class Mirror(nn.Module):
 
     made: ClassVar[Callable[..., Held]]
     original: ClassVar[Any]
+    in_parts: ClassVar[bool] = False
+    """Whether it has more parameters than projections, so that it is judged as it is built, too."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__()
@@ -86,11 +88,16 @@ def _register(module: nn.Module, path: str, tensor: torch.Tensor) -> None:
 
 
 def mirror_class(
-    kind: Any, made: Callable[..., Held], built: inspect.Signature, called: inspect.Signature, emptying: str = ""
+    kind: Any,
+    made: Callable[..., Held],
+    built: inspect.Signature,
+    called: inspect.Signature,
+    emptying: str = "",
+    in_parts: bool = False,
 ) -> type:
     """A subclass of `Mirror` that is built and called with these signatures, the latter without self.
 
-    `emptying` is the name of its method that empties a cache, if it has one.
+    `emptying` is the name of its method that empties a cache, if it has one; `in_parts`: see `Mirror`.
     """
 
     def forward(self: Mirror, *inputs: Any, **options: Any) -> Any:
@@ -100,7 +107,7 @@ def mirror_class(
     forward.__signature__ = called.replace(  # type: ignore[attr-defined]  # what inspect.signature reads
         parameters=[own, *called.parameters.values()]
     )
-    text = {"__doc__": kind.__doc__, "__signature__": built, "original": staticmethod(kind)}
+    text = {"__doc__": kind.__doc__, "__signature__": built, "original": staticmethod(kind), "in_parts": in_parts}
     methods = {"forward": forward, **({emptying: lambda self: self.held.empty()} if emptying else {})}
     return type(kind.__name__, (Mirror,), {**text, "made": staticmethod(made), **methods})
 

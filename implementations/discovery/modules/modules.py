@@ -58,10 +58,12 @@ from attention_conformance.implementations.discovery.modules.promises import (
     has_published_interface,
     padding_polarity,
 )
+from attention_conformance.implementations.discovery.modules.renewed import without_needless_emptying
 from attention_conformance.implementations.discovery.modules.torch_inside import without_rows_of_torch
 from attention_conformance.implementations.discovery.modules.value_widths import with_value_width
 from attention_conformance.implementations.discovery.modules.whole_modules import as_built
 from attention_conformance.implementations.discovery.modules.window_options import with_window_option
+from attention_conformance.implementations.discovery.padded_positions import padded_positions_as_seen
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.spec.cases import Layout
 from attention_conformance.spec.conventions import Conventions
@@ -97,11 +99,12 @@ def module_candidate(
     """
     conventions = Conventions(bool_mask=padding_polarity(kind)).claiming(settings)
     plan = plan_module(kind, conventions, device, observed="bool-mask" not in settings)
-    plan, always = plan.under(premises)
+    plan, always = without_needless_emptying(plan).under(premises)
     plan, windows = with_window_option(plan)
     plan, constructed = with_constructed_options(plan)
     published = has_published_interface(kind)
     check, option_notes = _option_claims(plan, published)
+    check = check if "padded-positions" in settings else padded_positions_as_seen(check)
     check = causal_fill_as_seen(with_value_width(check, plan.make))
     check, twice = without_rows_emptied_twice(check)
     check, empty = without_rows_of_torch(check, plan.make)
@@ -129,7 +132,7 @@ def module_candidate(
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
     layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
     modes, raising = _modes(plan, published, replace(check, claims=claims))
-    whole = as_built if plan.has_modes else own_backward
+    whole = as_built if plan.in_parts else own_backward
     modes = modes | whole(plan.make, plan.call, replace(check, claims=claims))
     judged = replace(check, claims=claims)
     refused, broken = without_other_widths(plan.make)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, product
+from itertools import chain, islice, permutations, product
 
 import torch
 from torch import nn
@@ -18,7 +19,13 @@ from attention_conformance.implementations.adapters.torch_module import built, i
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
-from attention_conformance.implementations.discovery.modules.distance_tables import Zero, mistakes, tables_of_shape
+from attention_conformance.implementations.discovery.modules.distance_tables import (
+    Added,
+    Zero,
+    mistakes,
+    off,
+    tables_of_shape,
+)
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.parameters import patterns, place_of
@@ -27,15 +34,19 @@ from attention_conformance.implementations.discovery.modules.part_uses import (
     LARGEST,
     LOG_SCALES,
     OF_SINKS,
+    OF_TRANSFORMER_XL,
     PUBLISHED,
     PUBLISHED_BIASES,
     RIGHT,
     SMALLEST,
+    WRONG_BIASES,
     Held,
     Role,
     Through,
     Use,
+    in_named_roles,
     possible,
+    role_in_transformer_xl,
 )
 from attention_conformance.implementations.discovery.modules.promises import text_of
 from attention_conformance.implementations.discovery.modules.template import (
@@ -50,6 +61,9 @@ MOST = 1024
 """Ways to use the parts of a module that are compared with its answer."""
 NEAR = 1e-4
 """How far an answer may be off, whose equation is seen: some modules compute a part in float32 always."""
+
+DISENTANGLED = re.compile(r"disentangle|deberta|\bp2c\b|\bc2p\b", re.IGNORECASE)
+"""What the text of a class or function has whose relative positions are those of DeBERTa."""
 
 Expectation = Callable[[nn.Module, Problem], torch.Tensor]
 """The output (B, Lq, E) of a module by an equation, in float64."""
@@ -72,9 +86,9 @@ def output_with_parts(
     given = _with_biases(given, parts)
     of = {role: [(held, use.through) for held, use in parts.items() if use.role is role] for role in Role}
     tables = [(held.weight, use.table) for held, use in parts.items() if use.table is not None]
-    scores, count = scores_of_variant(given, variant), given.query.shape[1]
+    scores, count = scores_of_variant(_with(given, Role.CONTENT, parts), variant), given.query.shape[1]
     for weight, table in tables:
-        scores = scores + table.scores(weight, given, variant)
+        scores = scores + table.scores(weight, _with(given, Role.POSITION, parts), variant)
     for held, _ in of[Role.SLOPE]:
         place = torch.arange(scores.shape[-1])
         scores = scores - held.weight[:, None, None] * (place - place[: scores.shape[-2], None]).abs()
@@ -106,6 +120,15 @@ def _with_biases(given: Projected, parts: Mapping[Held, Use]) -> Projected:
             heads: torch.Tensor = getattr(given, name)
             given = replace(given, **{name: heads + held.weight.view(heads.shape[1], 1, -1)})
     return given
+
+
+def _with(given: Projected, role: Role, parts: Mapping[Held, Use]) -> Projected:
+    """The same with what is added to queries in one kind of products."""
+    query = given.query
+    for held, use in parts.items():
+        if use.role in (role, Role.BOTH):
+            query = query + held.weight.view(query.shape[1], 1, -1)
+    return replace(given, query=query)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +272,7 @@ def equations(
     for chosen in islice(product(*choices), MOST):
         uses = dict(zip(parts, chosen, strict=True))
         if gives(partial(whole.expected, uses=uses), module, problem, shown):
-            uses = {path: RIGHT.get(use, use) for path, use in uses.items()}
+            uses = in_named_roles({path: RIGHT.get(use, use) for path, use in uses.items()})
             return replace(whole, uses={path: _in_published_order(path, use) for path, use in uses.items()})
     return _mistaken(whole, module, problem, parts, shown)
 
@@ -285,11 +308,49 @@ def _mistaken(
     parts: Mapping[str, tuple[int, ...]],
     shown: torch.Tensor,
 ) -> PartEquations | None:
-    """The equation that a part has by its published name, where a known mistake in it gives the answer."""
-    if len(parts) != 1:
-        return None
-    ((path, shape),) = parts.items()
-    for right, wrong in _published(path, shape, problem):
-        if gives(partial(whole.expected, uses={path: wrong}), module, problem, shown):
-            return replace(whole, uses={path: right})
+    """The equation that parts have by their published names, where a known mistake in it gives the answer."""
+    several = (_of_one_part(parts, problem), _of_transformer_xl(parts, problem))
+    if DISENTANGLED.search(text_of(whole.make.kind)):
+        several = (*several, _of_deberta(parts, problem))
+    for right, wrong in chain(*several):
+        if gives(partial(whole.expected, uses=wrong), module, problem, shown):
+            return replace(whole, uses=right)
     return None
+
+
+def _of_one_part(parts: Mapping[str, tuple[int, ...]], problem: Problem) -> Iterator[tuple[Uses, Uses]]:
+    if len(parts) == 1:
+        ((path, shape),) = parts.items()
+        yield from (({path: right}, {path: wrong}) for right, wrong in _published(path, shape, problem))
+
+
+def _of_transformer_xl(parts: Mapping[str, tuple[int, ...]], problem: Problem) -> Iterator[tuple[Uses, Uses]]:
+    """A table of its positions and its two biases, by their names, each time with one mistake."""
+    named = {path: role_in_transformer_xl(path) for path in parts}
+    left = [path for path, role in named.items() if role is None]
+    by_role = {role: path for path, role in named.items() if role is not None}
+    if len(parts) != len(by_role) + 1 or len(by_role) < len(OF_TRANSFORMER_XL):
+        return
+    tables = tables_of_shape(parts[left[0]], problem.num_heads, problem.query.shape[-1])
+    for table in (each for each in tables if each.added is Added.OF_QUERY):
+        biases = {path: Use(role) for role, path in by_role.items()}
+        right = {**biases, left[0]: Use(Role.TABLE, table=table)}
+        wrong_tables = (replace(table, scaled=False), *off(table))
+        yield from ((right, {**right, left[0]: Use(Role.TABLE, table=each)}) for each in wrong_tables)
+        for content, position in WRONG_BIASES:
+            wrong = {by_role[Role.CONTENT]: Use(content), by_role[Role.POSITION]: Use(position)}
+            yield right, {**right, **wrong}
+
+
+def _of_deberta(parts: Mapping[str, tuple[int, ...]], problem: Problem) -> Iterator[tuple[Uses, Uses]]:
+    """Tables for queries and for keys, whose distances are those of the key to the query, with one mistake in these."""
+    if len(parts) != len(("query", "key")):
+        return
+    heads, width = problem.num_heads, problem.query.shape[-1]
+    for of_query, of_key in permutations(parts):
+        for table in (each for each in tables_of_shape(parts[of_query], heads, width) if each.added is Added.OF_QUERY):
+            keys = replace(table, added=Added.OF_KEY, forward=not table.forward)
+            right = {of_query: Use(Role.TABLE, table=table), of_key: Use(Role.TABLE, table=keys)}
+            wrong = [replace(keys, forward=table.forward), replace(keys, scaled=False)]
+            wrong += [replace(keys, added=Added.OF_KEY_ELSEWHERE, forward=side) for side in (True, False)]
+            yield from ((right, {**right, of_key: Use(Role.TABLE, table=each)}) for each in wrong)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -40,6 +40,10 @@ class Role(StrEnum):
     QUERY = "is added to queries"
     KEY = "is added to keys"
     VALUE = "is added to values"
+    CONTENT = "is added to queries in their products with keys alone"
+    POSITION = "is added to queries in their products with the rows of tables alone"
+    BOTH = "is added to queries in both"
+    UNUSED = "is not used"
     SLOPE = "is how much the scores of a head fall with the distance of a key"
     TABLE = "has a row for each distance"
 
@@ -73,6 +77,33 @@ class Use:
     table: Table | None = None
 
 
+OF_TRANSFORMER_XL = {
+    Role.CONTENT: ("u", "u_bias", "bias_u", "pos_bias_u", "r_w_bias", "rw_bias", "content_bias"),
+    Role.POSITION: ("v", "v_bias", "bias_v", "pos_bias_v", "r_r_bias", "rr_bias", "position_bias", "pos_bias"),
+}
+"""Names of the two biases of Transformer-XL."""
+WRONG_BIASES = (
+    *((Role.POSITION, Role.CONTENT), (Role.BOTH, Role.UNUSED), (Role.UNUSED, Role.BOTH)),
+    *((Role.CONTENT, Role.UNUSED), (Role.UNUSED, Role.POSITION), (Role.UNUSED, Role.UNUSED)),
+)
+"""What becomes of these two where they are mistaken."""
+
+
+def role_in_transformer_xl(path: str) -> Role | None:
+    """Which of the two biases has this name; None where it is none of them."""
+    name = path.rpartition(".")[2].lower()
+    return next((role for role, names in OF_TRANSFORMER_XL.items() if name in names), None)
+
+
+def in_named_roles(uses: Mapping[str, Use]) -> dict[str, Use]:
+    """The uses, with the two biases of Transformer-XL in the roles that their names state."""
+    of_biases = (Role.CONTENT, Role.POSITION)
+    named = {path: role_in_transformer_xl(path) for path, use in uses.items() if use.role in of_biases}
+    if {*named.values()} != {*of_biases}:
+        return dict(uses)
+    return {path: Use(role) if (role := named.get(path)) is not None else use for path, use in uses.items()}
+
+
 RIGHT = {Use(Role.SCORES, wrong): Use(Role.SCORES, Through.EXPONENTIAL) for wrong in (Through.CAPPED, Through.TENTHS)}
 """Known mistakes in the use of a logarithm of a factor, with what is right."""
 BOUND = re.compile(r"\b(?:100|0?\.01|1e-2)\b")
@@ -86,7 +117,12 @@ def possible(path: str, shape: tuple[int, ...], heads: int, width: int) -> Itera
     if shape == (heads, heads):
         for role in (Role.BEFORE, Role.AFTER):
             yield from (Use(role), Use(role, Through.TRANSPOSED))
-    yield from (Use(Role.TABLE, table=each) for each in tables_of_shape(shape, heads, width))
+    of_heads = (heads, width // heads)
+    tables = tables_of_shape(shape, heads, width) if shape != of_heads else ()
+    yield from (Use(Role.TABLE, table=each) for each in tables)
+    if shape == of_heads:
+        named = role_in_transformer_xl(path) is not None
+        yield from map(Use, (Role.CONTENT, Role.POSITION, *(() if named else (Role.QUERY, Role.VALUE))))
     if shape in ((heads, width), (width, width)):
         yield Use(Role.GATE, Through.SIGMOID)
     if shape == (heads,):

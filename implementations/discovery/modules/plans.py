@@ -109,6 +109,11 @@ class ModulePlan:
         """Whether it is a module of torch, which can be put into evaluation mode, and not a class of another kind."""
         return not (isinstance(self.make.kind, type) and issubclass(self.make.kind, Mirror))
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether it is judged as it is built, too: a module of torch, or what is given more than projections."""
+        return self.has_modes or bool(getattr(self.make.kind, "in_parts", False))
+
     def under(self, given: Premises) -> tuple[ModulePlan, list[str]]:
         """The plan with the premises that are given or seen, and a note on each."""
         if self.always.rotary_base and not given.rotary_base:

@@ -102,4 +102,4 @@ def refuses_widths(kind: type[nn.Module]) -> bool:
 
 def text_of(kind: Callable[..., nn.Module]) -> str:
     """Its code where that can be read, and its documentation."""
-    return "\n".join([code_of(kind), kind.__doc__ or "", kind.__init__.__doc__ or ""])
+    return "\n".join([code_of(getattr(kind, "original", kind)), kind.__doc__ or "", kind.__init__.__doc__ or ""])

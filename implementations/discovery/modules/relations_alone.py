@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,14 +19,17 @@ from attention_conformance.implementations.adapters.as_built import INPUTS, ROUN
 from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.causal_names import says_causal
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
 from attention_conformance.implementations.discovery.modules.attempts import attempts
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARE, SQUARES, Size, size_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall, forward_calls, settled
+from attention_conformance.implementations.discovery.modules.harder_inputs import mixes_tokens
 from attention_conformance.implementations.discovery.modules.masked_samples import masked_samples
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
 from attention_conformance.implementations.discovery.modules.narrow_scores import NarrowScores, narrow_scores
+from attention_conformance.implementations.discovery.modules.promises import text_of
 from attention_conformance.implementations.discovery.modules.same_function import dropout_in_evaluation
 from attention_conformance.implementations.discovery.modules.tried_calls import tried_calls
 from attention_conformance.implementations.discovery.modules.tried_makes import tried_makes
@@ -51,6 +55,13 @@ LAYOUTS: Layouts = ({}, {"spatial": 2}, {"spatial": 1}, {"spatial": 3})
 """Of the inputs, the usual one first, as `ModuleCall` has them."""
 OF_SQUARES: Layouts = ({"spatial": 4},)
 """Those of squares of tokens."""
+ORDERED = re.compile(
+    r"(?<!trans)pos|rot|rope|\brel|_rel|relative|alibi|slope|conv|causal|tri[lu]\b|window|shift|local|chunk|block|pool|unfold|roll|grid"
+    r"|freq|angle|sin\b|cos\b|cis|spatial|height|width\b|arange|cum|embed(?!_dim|ding_dim|_size|_s\b)|distance|decay"
+    r"|seq_?len|max_\w*len|linformer|patch|frame|sort|hash|bucket|order|recur|memory|latent",
+    re.IGNORECASE,
+)
+"""What the text of a class has in which the order of tokens may matter."""
 MOST_NUMBERS = 2**22
 """In the parameters of a module that is looked at."""
 NUMBERS = "its numbers"
@@ -184,12 +195,22 @@ def _run(make: Constructor, module: nn.Module, call: ModuleCall, tokens: int, de
         problem = plain_problem(check)
         for run in (look(make, module, each, check) for look in (of_unknown_form, of_samples)):
             if run is not None and problem is not None and _keeps_apart(run, problem, device):
+                run = _as_promised(run, make, module)
                 masked = masked_samples(make, each, problem, device)
                 whole = narrow_scores(make, run.call, problem, device)
                 dropped = dropout_in_evaluation(make, run, problem, device)
                 run = replace(run, otherwise={**run.otherwise, **masked, **whole, **dropped})
                 return run if run.otherwise or run.pieces or run.trained or run.causal else None
     return None
+
+
+def _as_promised(run: AsBuilt, make: Constructor, module: nn.Module) -> AsBuilt:
+    """It with what its text promises of the order of tokens: none is seen before its turn, or it does not matter."""
+    if says_causal(make.kind):
+        return replace(run, causal=True)
+    sized = any(run_tokens in each.shape for each in module.parameters() for run_tokens in (TOKENS, SQUARE))
+    ordered = run.causal or sized or ORDERED.search(text_of(make.kind)) or mixes_tokens(module)
+    return replace(run, unordered=True) if run.prefixes and not ordered else run
 
 
 def _keeps_apart(run: AsBuilt, problem: Problem, device: str) -> bool:

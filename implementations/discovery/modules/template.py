@@ -218,7 +218,9 @@ def _viewed(heads: torch.Tensor) -> torch.Tensor:
 def output_of_problem(problem: Problem, scale: float, causal: bool) -> Floats:
     """The output (B, Lq, E) of a module's problem with a scale, as of plain attention or of causal."""
     arrays = {name: torch.from_numpy(array) for name, array in problem.fresh().arrays().items()}
-    query, key, value = (arrays.get(name, arrays["query"]) for name in INPUTS)
+    query = arrays["query"]
+    key = arrays.get("key", query)
+    value = arrays.get("value", key)
     given = projected((query, key, value), arrays, problem.num_heads)
     variant = Variant(Premises(causal=causal), scale=0.0)
     output: Floats = output_of_variant(replace(given, query=given.query * scale), variant).numpy()

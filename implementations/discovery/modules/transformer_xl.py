@@ -7,6 +7,7 @@ sides as in the Conformer).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
@@ -23,6 +24,7 @@ from attention_conformance.implementations.discovery.modules.forwards import Mod
 from attention_conformance.implementations.discovery.modules.neutrals import Given, Neutral
 from attention_conformance.implementations.discovery.modules.parameters import place_of
 from attention_conformance.implementations.discovery.modules.part_equations import PartEquations, gives
+from attention_conformance.implementations.discovery.modules.promises import text_of
 from attention_conformance.implementations.discovery.modules.template import BASE, Projected, Variant, scores_of_variant
 from attention_conformance.spec.problem import Problem
 
@@ -30,6 +32,8 @@ OF_CONTENT = ("pos_bias_u", "r_w_bias", "u_bias")
 OF_POSITIONS = ("pos_bias_v", "r_r_bias", "v_bias")
 PROJECTION = ("linear_pos", "pos_proj", "r_net")
 """The published names of u, v and W."""
+OF_BOTH_SIDES = re.compile(r"full[- ]context|bidirectional|non[- ]?causal|both (?:sides|directions)", re.IGNORECASE)
+"""What the text of a class has whose queries see the keys ahead of them, whatever its mask may hide."""
 BOTH_SIDES = (Neutral.BOTH_SIDES, Neutral.SAMPLE_BOTH_SIDES)
 """Positions of all distances of queries and keys."""
 
@@ -228,7 +232,8 @@ def relative_positions(
     module, shown = seen
     several: tuple[Drawn | Sinusoids, ...] = (*drawn.values(),) or (Sinusoids(True), Sinusoids(False))
     hides = {"bool_mask", "float_mask", "is_causal"} & {*call.options.spelled}  # keys ahead, in its usual calls
-    mistakes = [each for each in Mistake if each is not Mistake.PAST_ALONE or not hides]
+    both_sides = not hides or OF_BOTH_SIDES.search(text_of(make.kind)) is not None
+    mistakes = [each for each in Mistake if each is not Mistake.PAST_ALONE or both_sides]
     for mistake, order, positions in product((None, *mistakes), Order, several):
         run = RelativePositions(whole, named, positions, order, mistake)
         if gives(run.expected, module, problem, shown):
