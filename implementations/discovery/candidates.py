@@ -172,9 +172,10 @@ def wrapped(
     try:
         return with_own_gradients(function_candidate(name, with_inputs_first(called), settings, device, always))
     except TargetError:
-        if (made := _with_needed_arrays(name, called, settings, device, always)) is None:
+        needing = _with_needed_arrays(name, called, settings, device, always)
+        if needing is None:
             raise
-        return made
+        return needing
 
 
 def _with_needed_arrays(

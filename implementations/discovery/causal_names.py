@@ -42,7 +42,7 @@ def promises_causal(name: str, target: object) -> bool:
     return named and not _chosen(target)
 
 
-def says_causal(target: type) -> bool:
+def says_causal(target: object) -> bool:
     """Whether its text speaks of causality, and of nothing by which that could be otherwise or be of something else."""
     text = code_of(target)
     return "causal" in text.lower() and not OTHERWISE.search(text) and not _chosen(target)

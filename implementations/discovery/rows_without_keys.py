@@ -48,6 +48,8 @@ def empty_rows_as_seen(check: ClaimCheck, masked: Case, kinds: tuple[str, ...] =
     fitted = fit(empty, check.claims)
     if isinstance(fitted, Unsupported):
         return check
+    if refused := _refuses_rows(check):
+        return with_keys_in_each_row(check, refused)
     answer = _empty_row(check, fitted)
     if answer is None and _sees_all_again(check, fitted):
         return with_keys_in_each_row(check, "a row without keys gets what it gets without the mask")
@@ -92,6 +94,8 @@ EMPTIED_WITH_CAUSALITY = {
 
 def empty_rows_of_each_kind(check: ClaimCheck) -> ClaimCheck:
     """The check with the claims of what rows without keys get, each kind for itself, where it is no row of zeros."""
+    if refused := _refuses_rows(check):
+        return with_keys_in_each_row(check, refused)
     answers: dict[str, EmptyRow] = {}
     for key, (case, row) in (EMPTIED | _emptied_at_the_end(check)).items():
         fitted = fit(case, check.claims)
@@ -105,6 +109,13 @@ def empty_rows_of_each_kind(check: ClaimCheck) -> ClaimCheck:
         return check.stating(f"a row without keys gets {next(iter(answers.values()))}")
     listed = ", ".join(f"{key}={answer}" for key, answer in answers.items())
     return check.stating(f"a row without keys gets what it was seen to get: {listed}") if listed else check
+
+
+def _refuses_rows(check: ClaimCheck) -> str:
+    """Why rows that a mask empties are not claimed: a statement of the function's own refuses them; else empty."""
+    outcomes = (check.run(EMPTIED[key][0]) for key in BY_MASKS)
+    errors = (each.error for each in outcomes if each.refused)
+    return next((f"a row without keys is refused: {error}" for error in errors), "")
 
 
 def _emptied_at_the_end(check: ClaimCheck) -> dict[str, tuple[Case, int]]:

@@ -52,6 +52,7 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     without_refused_flag,
     without_refused_masks,
 )
+from attention_conformance.implementations.discovery.functions.kept_weights import WAY, masks_of_dropout
 from attention_conformance.implementations.discovery.functions.logs_of_nothing import log_of_nothing_as_seen
 from attention_conformance.implementations.discovery.functions.number_windows import (
     window_corner_as_seen,
@@ -85,6 +86,7 @@ from attention_conformance.implementations.discovery.functions.unknown_options i
 from attention_conformance.implementations.discovery.grouped_masks import without_masks_of_heads
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.module_masks import lengths_as_seen
+from attention_conformance.implementations.discovery.norm_gains import norm_gain_as_seen
 from attention_conformance.implementations.discovery.padded_positions import padded_positions_as_seen
 from attention_conformance.implementations.discovery.rows_without_keys import (
     ADDED,
@@ -314,6 +316,7 @@ def _usual_candidate(
     if not interface:
         without_chunks(check)
     check = check if "padded-positions" in settings else padded_positions_as_seen(check)
+    check = check if "norm-gain" in settings or interface else norm_gain_as_seen(check)
     published = {PUBLISHED_FLAG, "attn_mask"} & {*options.spelled.values()}
     check, broken = (check, {}) if promised or interface else without_broken_lengths(check)
     if not any("row" in key for key in settings):
@@ -354,6 +357,7 @@ def _usual_candidate(
         return with_cache(made, shipped)
     judged = replace(check, claims=claims)
     own = check.function.options if isinstance(check.function, RenamedCall) else options
-    findings = broken | windows | mask_findings(getattr(function, "function", function), own, judged)
+    dropped = masks_of_dropout(function) if WAY in made.alternatives else ()
+    findings = broken | windows | mask_findings(getattr(function, "function", function), own, judged, dropped)
     findings = unknown_options(check, function, {*names, *findings}) | findings
     return replace(made, findings=findings, as_seen=masks_as_seen(own, judged))

@@ -279,7 +279,8 @@ def _answered(
 
 def _reached(empty: NeededArrays, choices: Mapping[str, Sequence[Axes]], x: Any) -> Iterator[dict[str, Axes]]:
     """The axes with which it answers: those of each array with which it comes farthest, else some of all."""
-    given, best, found = {name: each[0] for name, each in choices.items()}, (-1,), False
+    given, found = {name: each[0] for name, each in choices.items()}, False
+    best: tuple[int, ...] = (-1,)
     for _, name in product(range(2), choices):
         reached = [(each, replace(empty, axes={**given, name: each}).far(LOOKS[0], x)) for each in choices[name]]
         answered = [each for each, lines in reached if lines is None]

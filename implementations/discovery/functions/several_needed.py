@@ -98,8 +98,8 @@ def _with_several(function: Callable[..., Any]) -> SingleNeed | SeveralNeeded | 
         kept = {name: filler for name, filler in made.fillers.items() if not is_mask(name)}
         if left and (single := with_single_need(made if made.fillers else bound)) is not None:
             return replace(single, function=replace(made, function=function, fillers=kept) if kept else function)
-        if not left and kept and _answers(made):
-            return replace(made, function=function, fillers=kept)
+        if not left and _answers(made):  # where masks alone are needed, it raises without one
+            return replace(made, function=function, fillers=kept or made.fillers)
     return None
 
 

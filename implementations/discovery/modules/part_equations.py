@@ -309,10 +309,9 @@ def _mistaken(
     shown: torch.Tensor,
 ) -> PartEquations | None:
     """The equation that parts have by their published names, where a known mistake in it gives the answer."""
-    several = (_of_one_part(parts, problem), _of_transformer_xl(parts, problem))
-    if DISENTANGLED.search(text_of(whole.make.kind)):
-        several = (*several, _of_deberta(parts, problem))
-    for right, wrong in chain(*several):
+    disentangled = DISENTANGLED.search(text_of(whole.make.kind)) is not None
+    of_deberta = _of_deberta(parts, problem) if disentangled else ()
+    for right, wrong in chain(_of_one_part(parts, problem), _of_transformer_xl(parts, problem), of_deberta):
         if gives(partial(whole.expected, uses=wrong), module, problem, shown):
             return replace(whole, uses=right)
     return None

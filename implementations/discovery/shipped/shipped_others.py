@@ -23,6 +23,7 @@ from attention_conformance.implementations.discovery.shipped.shipped_mods import
 from attention_conformance.implementations.discovery.shipped.shipped_paged import PAGED
 from attention_conformance.implementations.discovery.shipped.shipped_planned import PLANNED, to_the_left
 from attention_conformance.implementations.discovery.shipped.shipped_quantised import QUANTISED
+from attention_conformance.implementations.discovery.shipped.shipped_sinks import SINKS
 from attention_conformance.implementations.discovery.signatures import required, signature_of
 from attention_conformance.spec.cases import Case, MaskShape, Padding
 from attention_conformance.spec.features import Feature
@@ -302,4 +303,4 @@ def interfaces() -> tuple[Interface, ...]:
         return (*(each for each in OTHERS if each.call in (jax_nn, onnx)), *MERGES, *PAGED, *QUANTISED, *LATENT)
     from attention_conformance.implementations.discovery.shipped.shipped_flash import FLASH
 
-    return (*FLASH, *OTHERS, *POSITIONAL, *MERGES, *PLANNED, *PAGED, *QUANTISED, *LATENT)
+    return (*FLASH, *OTHERS, SINKS, *POSITIONAL, *MERGES, *PLANNED, *PAGED, *QUANTISED, *LATENT)

@@ -1,0 +1,85 @@
+"""Masks of weights that are kept, as dropout draws them: what two complementary ones keep adds up to the answer."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
+from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
+from attention_conformance.implementations.discovery.signatures import required, signature_of
+
+OF_DROPOUT = {"keep", "kept", "drop", "dropped", "dropout"}
+"""Words in the names of such masks, and of rates."""
+OF_RATES = {"p", "rate", "prob"}
+RATE = 0.5
+WAY = "as the sum of what two complementary masks of dropout keep"
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A function that is called twice, each time with a mask that keeps half of the weights.
+
+    Attributes:
+        function: it.
+        mask: its parameter for the mask, (B, H, Lq, Lk).
+        rate: its parameter for the rate of dropout; empty for none.
+        factor: by which the sum of both outputs is too large.
+    """
+
+    function: Callable[..., Any]
+    mask: str
+    rate: str
+    factor: float
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return signature_of(self.function)
+
+    def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
+        """The sum, and whatever else the first call returns."""
+        kept = np.indices((*query.shape[:3], key.shape[2])).sum(0) % 2 == 0
+        masks = (kept, ~kept)
+        if hasattr(query, "new_tensor"):
+            masks = tuple(query.new_tensor(each).bool() for each in masks)
+        given = {**options, **({self.rate: RATE} if self.rate else {})}
+        answers = [self.function(query, key, value, **{**given, self.mask: each}) for each in masks]
+        parts = [each if isinstance(each, tuple | list) else (each,) for each in answers]
+        output = (parts[0][0] + parts[1][0]) / self.factor
+        return (output, *parts[0][1:]) if len(parts[0]) > 1 else output
+
+
+def _optional(function: Callable[..., Any]) -> dict[str, set[str]]:
+    """The words in the names of what it need not be given after its inputs."""
+    own = [*signature_of(function).parameters.values()][3:]
+    return {p.name: {*p.name.lower().split("_")} for p in own if not required(p)}
+
+
+def masks_of_dropout(function: Callable[..., Any]) -> list[str]:
+    """Its parameters that take such masks, by their names."""
+    return [name for name, words in _optional(function).items() if words & OF_DROPOUT and "mask" in words]
+
+
+def in_halves(check: ClaimCheck, function: Callable[..., Any]) -> dict[str, RenamedCall]:
+    """The function as such a sum, where it takes a mask of this kind; with the rate that leaves what is kept as it is,
+    or by which it is divided.
+    """
+    call, optional = check.function, _optional(function)
+    masks = masks_of_dropout(function) if isinstance(call, RenamedCall) else []
+    rates = [n for n, words in optional.items() if words & OF_DROPOUT and (words & OF_RATES or len(words) == 1)]
+    if len(masks) != 1 or len(rates) > 1:
+        return {}
+    usual, rate = check.run(PLAIN), next(iter(rates), "")
+    several = [Halves(function, masks[0], rate, 1 / (1 - RATE if each else 1)) for each in (bool(rate), False)]
+    assert isinstance(call, RenamedCall)
+    found = [replace(check, function=replace(call, function=each)) for each in several]
+    answered = [each for each in found if not each.run(PLAIN).error]
+    if usual.error or not answered:
+        return {}
+    right = next((each for each in answered if near_outputs(each.run(PLAIN), usual, check.dtype)), answered[0])
+    assert isinstance(right.function, RenamedCall)
+    return {WAY: right.function}
