@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.functions.function_calls im
 from attention_conformance.implementations.discovery.functions.function_masks import with_masks_of_samples
 from attention_conformance.implementations.discovery.functions.kept_weights import in_halves
 from attention_conformance.implementations.discovery.functions.served import Served
+from attention_conformance.implementations.discovery.functions.sink_tokens import with_all_sinks
 from attention_conformance.implementations.discovery.functions.three_axes import with_three_axes
 from attention_conformance.implementations.discovery.shipped.shipped import ShippedCall, as_shipped
 from attention_conformance.implementations.discovery.shipped.shipped_others import ONE_NUMBER, interfaces, why_missing
@@ -52,7 +53,7 @@ def implementation_of(
         alternatives |= {way: make(Chosen(other, positions)) for way, other in with_masks_of_samples(check).items()}
     if not as_shipped(whole, interfaces()):
         own_ways = in_small_blocks(check, whole) | in_splits(check, whole) | with_three_axes(check, written)
-        own_ways |= in_halves(check, whole)
+        own_ways |= in_halves(check, whole) | with_all_sinks(check, whole)
         alternatives |= {way: make(Chosen(other, positions)) for way, other in own_ways.items()}
     shipped, wrapped = (whole.function, Compiled) if isinstance(whole, Compiled) else (whole, lambda each: each)
     if isinstance(shipped, ShippedCall) and shipped.flag and extras:

@@ -159,3 +159,24 @@ def test_mixed_heads_are_judged_where_keys_and_values_are_of_a_context(make: Mak
     first, second = (HIDDEN, MIXED) if wrong else (MIXED, HIDDEN)
     made = make(TALKING.format(mixed=f"{first}; {second}"))
     assert bool(failing(made, "modules.as-built", dtype="float64")) is wrong
+
+
+STREAMING = """
+def f(query, key, value, window=1024, num_sinks=4):
+    at = torch.arange(key.shape[2] - query.shape[2], key.shape[2])[:, None]
+    place = torch.arange(key.shape[2])
+    seen = {seen}
+    s = (query @ key.mT / query.shape[-1] ** 0.5).masked_fill(~seen, torch.finfo(query.dtype).min)
+    return s.softmax(-1) @ value
+"""
+
+
+@pytest.mark.parametrize(
+    ("seen", "wrong"),
+    [
+        ("(place <= at) & ((at - place < window) | (place < num_sinks))", False),
+        ("(place <= at) & (at - place < window) | (place < num_sinks)", True),
+    ],
+)
+def test_sinks_are_not_seen_before_their_turn(make: Make, seen: str, wrong: bool) -> None:
+    assert bool(failing(make(STREAMING.format(seen=seen)), "relations.alternatives")) is wrong
