@@ -24,9 +24,11 @@ def tree_of(target: object) -> ast.Module | None:
 
 @lru_cache(MOST)
 def _read(target: Any) -> str:
-    return inspect.getsource(target)
+    """Empty where it cannot be read, which is kept, too: a file is searched for a class that is not in it for long."""
+    return safe_call(partial(inspect.getsource, target)).value or ""
 
 
 @lru_cache(MOST)
-def _parsed(target: Any) -> ast.Module:
-    return ast.parse(dedent(_read(target)))
+def _parsed(target: Any) -> ast.Module | None:
+    text = _read(target)
+    return safe_call(lambda: ast.parse(dedent(text))).value if text else None
