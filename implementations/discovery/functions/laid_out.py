@@ -14,7 +14,7 @@ import numpy as np
 
 from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
-from attention_conformance.implementations.api.safe_call import answer, repeatable
+from attention_conformance.implementations.api.safe_call import answer, repeatable, safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED
 from attention_conformance.implementations.discovery.documented import as_written
 from attention_conformance.implementations.discovery.functions.calls import KINDS, UNSURE, FunctionCall, find_call
@@ -257,7 +257,10 @@ def _separate(axes: str) -> str:
 
 def states_columns(written: object) -> bool:
     """Whether its documentation states that the tokens of a query lie along its last axis, behind its components."""
-    shapes = (re.split(r"[,\s]+", axes.strip().lower()) for axes in AXES.findall(inspect.getdoc(written) or ""))
+    text, signature = inspect.getdoc(written) or "", safe_call(lambda: inspect.signature(written)).value
+    first = next(iter(signature.parameters), "query") if signature is not None else "query"
+    own = re.findall(rf"\b{re.escape(first)}\b[^()\n]{{0,40}}\(([^()]+)\)", text)
+    shapes = (re.split(r"[,\s]+", axes.strip().lower()) for axes in (*AXES.findall(text), *own))
     return any(len(axes) > 1 and axes[-1] in OF_TOKENS and axes[-2] in OF_COMPONENTS for axes in shapes)
 
 

@@ -321,6 +321,8 @@ def _head_axes(make: Constructor) -> HeadAxes | None:
         owner = one.get_submodule(path.rpartition(".")[0])
         pairs = [*enumerate(zip(shape, shapes[1][path], strict=True))]
         inputs = {1} if isinstance(owner, nn.Linear) and len(shape) == 2 else set()
+        if inputs and pairs[1][1] == (make.width, make.width // 2):
+            return None  # a layer of each head's part of something, which may be the input as it is
         if any(pair[0] % (2 * make.width) == 0 and axis not in inputs for axis, pair in pairs):
             return None  # heads may lie in it, next to other things
         axes[path] = tuple(axis for axis, pair in pairs if pair == (2, 4))
