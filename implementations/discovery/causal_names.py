@@ -17,7 +17,8 @@ SETTING = re.compile(r"\b(config|cfg|conf|args|opts?|hparams|params)\.\w*(causal
 """What a choice in an object of settings looks like."""
 
 OTHERWISE = re.compile(
-    r"non[-_ ]?causal|not causal|bi-?directional|prefix|conv|is_causal|(?:self|use)[._]causal|causal ?= ?False",
+    r"non[-_ ]?causal|bi-?directional|prefix|conv|is_causal|(?:self|use)[._]causal|causal ?= ?False"
+    r"|\b(?:not|no|unlike|without|than|versus|instead of|optional(?:ly)?|if|when)\b[\w ]{0,20}causal",
     re.IGNORECASE,
 )
 """What else the text of a class may say of causality than that it always hides later keys."""

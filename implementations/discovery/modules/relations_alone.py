@@ -56,9 +56,11 @@ LAYOUTS: Layouts = ({}, {"spatial": 2}, {"spatial": 1}, {"spatial": 3})
 OF_SQUARES: Layouts = ({"spatial": 4},)
 """Those of squares of tokens."""
 ORDERED = re.compile(
-    r"(?<!trans)pos|rot|rope|\brel|_rel|relative|alibi|slope|conv|causal|tri[lu]\b|window|shift|local|chunk(?!\()|block|pool|unfold|roll|grid"
-    r"|freq|angle|sin\b|cos\b|cis|spatial|height|width\b|arange|cum|embed(?!_dim|ding_dim|_size|_s\b)|distance|decay"
-    r"|seq_?len|max_\w*len|linformer|patch|frame|sort|hash|bucket|order|recur|memory|latent",
+    r"(?<!trans)pos|rot|rope|\brel|_rel|relative|alibi|slope|conv|causal|tri[lu]\b|window|shift|local|chunk(?!\()|block"
+    r"|pool|unfold|roll|grid|freq|angle|sin\b|cos\b|cis|spatial|height|width\b|arange|cum|distance|decay|hash|bucket"
+    r"|embed(?!_dim|ding_dim|_size|_s\b)|seq_?len|max_\w*len|linformer|patch|frame|sort|order|recur|memory|latent|axial"
+    r"|row|col(?!lect)|temporal|\btime|video|prefix|special|cls|fft|strid|dilat|index|gather|scatter|interval"
+    r"|\[:, ?-?:?\d",
     re.IGNORECASE,
 )
 """What the text of a class has in which the order of tokens may matter."""
