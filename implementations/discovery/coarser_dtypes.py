@@ -17,6 +17,7 @@ from attention_conformance.implementations.discovery.claim_checks import PLAIN, 
 from attention_conformance.implementations.discovery.probe import Floats
 from attention_conformance.implementations.discovery.rows_without_keys import fit_rows_with_keys, gets_nan_in_float64
 from attention_conformance.implementations.discovery.tensor_cores import products_on_tensor_cores
+from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import ProductPrecision, SoftmaxPrecision
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.inputs import build
@@ -92,9 +93,10 @@ def _is_left_to_one(check: ClaimCheck) -> bool:
 
     Each component of the values is huge at a key of its own, so that it shows the share of this key.
     """
-    queries = LONG if check.claims.premises.causal else 1
-    fitted = fit(PLAIN.sized(key_length=LONG, query_length=queries), check.claims)
-    if isinstance(fitted, Unsupported) or check.claims.scope is not Scope.OP:
+    numbers = (LONG,) if check.claims.premises.causal else (1, LONG)  # some take as many queries as keys alone
+    attempts = (fit(PLAIN.sized(key_length=LONG, query_length=queries), check.claims) for queries in numbers)
+    fitted = next((each for each in attempts if isinstance(each, Case) and each.sizes.key_length >= LONG // 2), None)
+    if fitted is None or check.claims.scope is not Scope.OP:
         return False
     problem = build(fitted, check.dtype).forward_only()
     query, key, value = (np.asarray(x) for x in (problem.query, problem.key, problem.value))

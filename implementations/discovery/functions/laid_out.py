@@ -257,7 +257,8 @@ def _separate(axes: str) -> str:
 
 def states_columns(written: object) -> bool:
     """Whether its documentation states that the tokens of a query lie along its last axis, behind its components."""
-    text, signature = inspect.getdoc(written) or "", safe_call(lambda: inspect.signature(written)).value
+    text = inspect.getdoc(written) or ""
+    signature = safe_call(lambda: inspect.signature(written)).value  # type: ignore[arg-type]  # whatever it is
     first = next(iter(signature.parameters), "query") if signature is not None else "query"
     own = re.findall(rf"\b{re.escape(first)}\b[^()\n]{{0,40}}\(([^()]+)\)", text)
     shapes = (re.split(r"[,\s]+", axes.strip().lower()) for axes in (*AXES.findall(text), *own))
