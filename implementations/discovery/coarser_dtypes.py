@@ -33,7 +33,7 @@ STEEP, HUGE = 60.0, 2.0**20 + 1.0 / 3.0
 """A score among zeros, and a value among thirds: their product with the weights e^-60 is nothing."""
 LEFT, FEW, LONG = 12.0, 1e-3, 257
 """A score among zeros, more than what it leaves to each other key, and more keys than most blocks hold at once."""
-APART = 100.0
+APART = 32.0
 """Roundings between equal shares that show that they are no numbers of their own size."""
 NAN_IN_FLOAT64 = "a row without keys gets nan in float64, as its fill is no number of float32: no such row is judged"
 KEY, OF_THE_SOFTMAX = "product-precision", "softmax-precision"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attention_conformance.spec.conventions import NormGain, PaddedPositions
+from attention_conformance.spec.conventions import NormGain, PaddedPositions, SoftmaxPrecision
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
 
 BLOOM = """
@@ -180,3 +180,24 @@ def f(query, key, value, window=1024, num_sinks=4):
 )
 def test_sinks_are_not_seen_before_their_turn(make: Make, seen: str, wrong: bool) -> None:
     assert bool(failing(make(STREAMING.format(seen=seen)), "relations.alternatives")) is wrong
+
+
+MERGED = """
+def f(query, key, value, world_size=4):
+    if not query.shape[2] == key.shape[2]:
+        raise ValueError("as many queries as keys are needed")
+    out = total = None
+    for k, v in zip(key.chunk(world_size, 2), value.chunk(world_size, 2)):
+        s = query @ k.mT / query.shape[-1] ** 0.5
+        part, log = s.softmax(-1) @ v, s.logsumexp(-1, keepdim=True)
+        share = 1.0 if out is None else torch.sigmoid(log - total)
+        out = part if out is None else out - share * (out - part)
+        total = log if total is None else torch.logaddexp(total, log)
+    return out
+"""
+
+
+def test_a_merge_by_the_rest_is_seen_where_queries_are_as_many_as_keys(make: Make) -> None:
+    made = make(MERGED)
+    assert made.claims.conventions.softmax_precision is SoftmaxPrecision.ROW
+    assert_conforms(made, "float64")
