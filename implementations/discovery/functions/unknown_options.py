@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from attention_conformance.implementations.api.safe_call import CallOutcome
-from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
+from attention_conformance.implementations.discovery.claim_checks import (
+    BIASED,
+    MASKED,
+    PLAIN,
+    ClaimCheck,
+    near_outputs,
+)
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
 from attention_conformance.implementations.discovery.signatures import signature_of
+from attention_conformance.spec.cases import Case
+from attention_conformance.spec.features import Feature
 
 WHY = "not judged: the suite does not know it, and it changes the answer"
 FEW = (1, 2, 3)
 """Numbers that are tried: other blocks of keys than usual change no answer."""
 LESS = 0.5
+WITH_MASKS = {Feature.FLOAT_MASK: BIASED, Feature.BOOL_MASK: MASKED, Feature.CAUSAL: replace(PLAIN, causal=True)}
+"""Calls in which an option may matter that changes no plain one."""
 
 
 def unknown_options(check: ClaimCheck, function: Callable[..., object], known: Collection[str]) -> dict[str, str]:
-    """Those that change the answer to a plain call, by name, with the reason why they are not judged."""
-    call = check.function
-    usual = check.run(PLAIN)
-    if not isinstance(call, RenamedCall) or usual.error:
+    """Those that change the answer to a plain call or to one with a mask, each with the reason why it is not judged."""
+    call, claimed = check.function, [case for feature, case in WITH_MASKS.items() if feature in check.claims]
+    usual = {case: outcome for case in (PLAIN, *claimed) if not (outcome := check.run(case)).error}
+    if not isinstance(call, RenamedCall) or PLAIN not in usual:
         return {}
     taken = {*call.options.spelled.values(), *call.options.always, *call.options.other_masks, *known}
     named = [p for p in [*signature_of(function).parameters.values()][3:] if p.name not in taken]
@@ -49,6 +59,7 @@ def _given(check: ClaimCheck, call: RenamedCall, name: str, value: object) -> Cl
     return replace(check, function=replace(call, options=options))
 
 
-def _changes(check: ClaimCheck, usual: CallOutcome[Any]) -> bool:
-    other = check.run(PLAIN)
-    return not other.error and not near_outputs(other, usual, check.dtype)
+def _changes(check: ClaimCheck, usual: Mapping[Case, CallOutcome[Any]]) -> bool:
+    """Whether it changes one of these answers, as a factor of what a mask adds changes that of a mask alone."""
+    outcomes = ((check.run(case), before) for case, before in usual.items())
+    return any(not other.error and not near_outputs(other, before, check.dtype) for other, before in outcomes)

@@ -201,3 +201,15 @@ def test_a_merge_by_the_rest_is_seen_where_queries_are_as_many_as_keys(make: Mak
     made = make(MERGED)
     assert made.claims.conventions.softmax_precision is SoftmaxPrecision.ROW
     assert_conforms(made, "float64")
+
+
+@pytest.mark.parametrize("option", ["max_bias=0.0", "more=False"])
+def test_an_option_that_matters_with_a_mask_alone_is_not_judged(make: Make, option: str) -> None:
+    name, _, _ = option.partition("=")
+    text = f"""
+def f(query, key, value, mask=None, {option}):
+    s = query @ key.mT / query.shape[-1] ** 0.5
+    s = s if mask is None else s + mask * (1 + {name})
+    return s.softmax(-1) @ value
+"""
+    assert name in make(text).findings
