@@ -178,13 +178,14 @@ def window_seen(check: ClaimCheck) -> tuple[int | None, int | None]:
 
     What sees a key before it, but not the one at its place, is no window.
     """
-    sides = set()
+    sides, fitted = set(), fit(WIDE, check.claims)
+    before = 0 if isinstance(fitted, Unsupported) else fitted.sizes.key_length - fitted.sizes.query_length
     for key, changed in changes(check, WIDE, at=MIDDLE):
-        seen = np.flatnonzero(changed)
-        if not len(seen) or not changed[seen[0] : seen[-1] + 1].all() or not changed[key]:
+        seen, own = np.flatnonzero(changed), key - before
+        if not len(seen) or not changed[seen[0] : seen[-1] + 1].all() or not changed[own]:
             return None, None
-        left = int(seen[-1]) - key if seen[-1] < len(changed) - 1 else None
-        sides.add((left, key - int(seen[0]) if seen[0] else None))
+        left = int(seen[-1]) - own if seen[-1] < len(changed) - 1 else None
+        sides.add((left, own - int(seen[0]) if seen[0] else None))
     return next(iter(sides)) if len(sides) == 1 else (None, None)
 
 

@@ -1,6 +1,7 @@
 """Chapter 8, causal: no query sees a later key, in either alignment, alone and with other masks."""
 
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 
 import numpy as np
@@ -63,15 +64,18 @@ CLAUSES = table(
 @clause("causal.no-future")
 def test_no_future(judge: Judge) -> None:
     for case in judge.cases(SQUARE, SQUARE.sized(query_length=33, key_length=33)):
-        now = case.sizes.key_length // 2
+        own = case.sizes.query_length // 2
+        top_left = judge.conventions.causal_alignment is Alignment.TOP_LEFT
+        now = own if top_left else own + case.sizes.key_length - case.sizes.query_length
 
         def other_future(rows: Array, now: int = now) -> Array:
             rows[..., now:, :] = rows[..., now:, :] * -2 + 3
             return rows
 
-        problem = changed(judge.problem(case).forward_only(), query=other_future, key=other_future, value=other_future)
+        other_queries = partial(other_future, now=own)
+        problem = changed(judge.problem(case).forward_only(), query=other_queries, key=other_future, value=other_future)
         context = f"everything from position {now} on was changed; the rows before it may not know"
-        past = itemgetter((..., slice(now), slice(None)))
+        past = itemgetter((..., slice(own), slice(None)))
         judge.assert_answers(case, problem, judge.expected(case)["output"], context, of=past)
 
 

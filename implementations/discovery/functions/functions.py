@@ -75,6 +75,8 @@ from attention_conformance.implementations.discovery.functions.one_sample import
 )
 from attention_conformance.implementations.discovery.functions.other_keys import OtherKeys, other_keys
 from attention_conformance.implementations.discovery.functions.own_slopes import without_own_slopes
+from attention_conformance.implementations.discovery.functions.prefix_keys import SETTINGS as PREFIXED
+from attention_conformance.implementations.discovery.functions.prefix_keys import PrefixKeys, with_prefix_keys
 from attention_conformance.implementations.discovery.functions.segments_from_one import with_segments_from_one
 from attention_conformance.implementations.discovery.functions.served import Served
 from attention_conformance.implementations.discovery.functions.several_needed import unjudged, with_what_is_needed
@@ -143,6 +145,9 @@ def function_candidate(
 
     if (serving := _serving_candidate(name, function, settings, device, premises)) is not None:
         return serving
+    if (prefixed := with_prefix_keys(function)) is not None:
+        made = function_candidate(name, prefixed, {**PREFIXED, **settings}, device, premises)
+        return replace(made, about=f"{made.about}; {prefixed.about}", stated=(*made.stated, prefixed.about))
     inner = with_dropout_form(function) or with_bucket_table(function) or with_what_is_needed(function)
     needed = inner or with_segments_from_one(function)
     if needed is not None:
@@ -269,7 +274,7 @@ def _usual_candidate(
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
     if shipped:
         claims = replace(claims, features=shipped.claimed(claims.features), fit=shipped.fitting[0])
-    if isinstance(whole := getattr(function, "function", function), OneInput | Served):
+    if isinstance(whole := getattr(function, "function", function), OneInput | Served | PrefixKeys):
         claims = whole.claimed(claims)
     check, kind, plain = suited_in_size(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, expected := "an array" if kind in (NUMPY, JAX) else "a tensor")

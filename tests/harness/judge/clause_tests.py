@@ -59,10 +59,13 @@ class Row:
         claimed = judge.parts() if self.feature in judge.claims else ()
         parts = [part for part in self.parts if part.partition(".")[0] in claimed]
         rules = (each(judge.conventions) if callable(each) else (each,) for each in self.cases)
-        if parts:
-            cases = judge.cases(*(case for cases in rules for case in cases))
-            context = partial(self._context, judge.conventions)
-            judge.assert_all_conform(cases, *parts, exactly=self.exactly, context=context)
+        if not parts:
+            return
+        proposed = [case for cases in rules for case in cases]
+        lengths, context = {case.sizes.key_length for case in proposed}, partial(self._context, judge.conventions)
+        for case in judge.cases(*proposed):
+            exactly = self.exactly and case.sizes.key_length in lengths  # more keys may not leave one weight alone
+            judge.assert_conforms(case, *parts, exactly=exactly, context=context(case))
 
     def _context(self, claimed: Conventions, case: Case) -> str:
         return self.context.format(case=case, claimed=claimed) if isinstance(self.context, str) else self.context(case)

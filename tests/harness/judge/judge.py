@@ -289,12 +289,11 @@ class Judge:
         self,
         cases: Iterable[Case],
         *parts: str,
-        exactly: bool = False,
         context: Callable[[Case], str] = lambda case: "",
     ) -> None:
         """`assert_conforms` for each case in turn."""
         for case in cases:
-            self.assert_conforms(case, *parts, exactly=exactly, context=context(case))
+            self.assert_conforms(case, *parts, context=context(case))
 
     def assert_conforms_or_refuses(self, case: Case, context: str = "") -> None:
         """Output within the bounds, or an exception; one check either way."""

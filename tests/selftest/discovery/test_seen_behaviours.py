@@ -213,3 +213,30 @@ def f(query, key, value, mask=None, {option}):
     return s.softmax(-1) @ value
 """
     assert name in make(text).findings
+
+
+CASCADE = """
+def part(q, k, v, mask=None):
+    s = q @ k.mT{first}
+    s = s if mask is None else s.masked_fill(~mask, -torch.inf)
+    return (s{then}).softmax(-1) @ v, s.logsumexp(-1, keepdim=True)
+
+def f(q, k, v, k_prefix, v_prefix):
+    '''k_prefix, v_prefix: (H, P, d), of all samples, and fully visible.'''
+    shared, log_shared = part(q, k_prefix, v_prefix)
+    own, log_own = part(q, k, v, torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril())
+    most = torch.maximum(log_shared, log_own)
+    w_shared, w_own = (log_shared - most).exp(), (log_own - most).exp()
+    return (shared * w_shared + own * w_own) / (w_shared + w_own)
+"""
+SCALED = " / q.shape[-1] ** 0.5"
+
+
+@pytest.mark.parametrize(("first", "then", "wrong"), [(SCALED, "", False), ("", SCALED, True)])
+def test_keys_of_a_prefix_are_the_first_ones(make: Make, first: str, then: str, wrong: bool) -> None:
+    made = make(CASCADE.format(first=first, then=then))
+    assert made.claims.premises.causal
+    if wrong:
+        assert failing(made, "scores.dot-product")
+    else:
+        assert_conforms(made)
