@@ -9,7 +9,7 @@ import pytest
 OPTION = "--thorough"
 MAKES = "make"
 """The fixture of tests that make a candidate of each of many texts, which takes a second or more."""
-EVERY = 5
+EVERY = 9
 """Of so many variants, `make test` takes one."""
 thorough = pytest.mark.thorough
 """Marks a test whose point another test shows at less cost."""
@@ -33,7 +33,7 @@ def _marked(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def _other_variants(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
-    """Of the right variants of each test, and of the wrong ones, all but the first and every fifth after it.
+    """Of the right variants of each test, and of the wrong ones, all but the first and every ninth after it.
 
     Of parameters that are combined with others, each value is left in a right variant and in a wrong one, if both are.
     """

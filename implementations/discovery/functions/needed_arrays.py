@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
@@ -258,7 +258,7 @@ def of_this_kind(kind: int, shape: tuple[int, ...]) -> Any:
     return of_each_kind(shape)[kind]
 
 
-def unique(several: Iterator[dict[str, Axes]]) -> Iterator[dict[str, Axes]]:
+def unique(several: Iterable[dict[str, Axes]]) -> Iterator[dict[str, Axes]]:
     """Each of them once."""
     seen: list[dict[str, Axes]] = []
     for each in several:
@@ -271,7 +271,9 @@ def _answered(
     empty: NeededArrays, choices: Mapping[str, Sequence[Axes]], of_kind: Callable[[tuple[int, ...]], Any]
 ) -> Iterator[NeededArrays]:
     """It with axes with which it attends as it should; `of_kind` makes an input of a shape."""
-    for axes in unique(_reached(empty, choices, of_kind(empty.shape(LOOKS[0])))):
+    x = of_kind(empty.shape(LOOKS[0]))
+    reached = safe_call(lambda: [*_reached(empty, choices, x)])  # of hundreds of calls, whose state is kept once
+    for axes in unique(reached.value or ()):
         made = replace(empty, axes=axes)
         if all(made.attends(sizes, of_kind(made.shape(sizes))) for sizes in LOOKS) and made.reads_all(of_kind):
             yield made.with_usual_scale(of_kind(made.shape(LOOKS[0])))

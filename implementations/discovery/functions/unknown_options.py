@@ -16,6 +16,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     near_outputs,
 )
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
+from attention_conformance.implementations.discovery.functions.size_limits import FEW_CAUSAL
 from attention_conformance.implementations.discovery.signatures import signature_of
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
@@ -24,19 +25,20 @@ WHY = "not judged: the suite does not know it, and it changes the answer"
 FEW = (1, 2, 3)
 """Numbers that are tried: other blocks of keys than usual change no answer."""
 LESS = 0.5
-WITH_MASKS = {Feature.FLOAT_MASK: BIASED, Feature.BOOL_MASK: MASKED, Feature.CAUSAL: replace(PLAIN, causal=True)}
+WITH_MASKS = {Feature.FLOAT_MASK: BIASED, Feature.BOOL_MASK: MASKED, Feature.CAUSAL: FEW_CAUSAL[0]}
 """Calls in which an option may matter that changes no plain one."""
 
 
 def unknown_options(check: ClaimCheck, function: Callable[..., object], known: Collection[str]) -> dict[str, str]:
     """Those that change the answer to a plain call or to one with a mask, each with the reason why it is not judged."""
-    call, claimed = check.function, [case for feature, case in WITH_MASKS.items() if feature in check.claims]
-    usual = {case: outcome for case in (PLAIN, *claimed) if not (outcome := check.run(case)).error}
-    if not isinstance(call, RenamedCall) or PLAIN not in usual:
+    call = check.function
+    if not isinstance(call, RenamedCall):
         return {}
     taken = {*call.options.spelled.values(), *call.options.always, *call.options.other_masks, *known}
     named = [p for p in [*signature_of(function).parameters.values()][3:] if p.name not in taken]
-    given = {p.name: [_given(check, call, p.name, value) for value in _others(p)] for p in named}
+    given = {p.name: others for p in named if (others := [_given(check, call, p.name, each) for each in _others(p)])}
+    cases = [case for feature, case in WITH_MASKS.items() if feature in check.claims] if given else []
+    usual = {case: outcome for case in (PLAIN, *cases) if given and not (outcome := check.run(case)).error}
     return {name: WHY for name, others in given.items() if any(_changes(each, usual) for each in others)}
 
 

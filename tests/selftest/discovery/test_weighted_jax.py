@@ -55,7 +55,7 @@ def test_right(make: Make, form: str) -> None:
     assert_conforms(make(START + FORMS[form].format(width="q.shape[-1]")), "float64")
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [pytest.param(form, marks=thorough if form in SLOW else ()) for form in FORMS])
 def test_a_wrong_scale(make: Make, form: str) -> None:
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(make(START + FORMS[form].format(width=WIDTHS[form])), "float64")

@@ -8,6 +8,7 @@ from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import Make, refused
+from attention_conformance.tests.selftest.thorough import thorough
 
 GATED = """
 class f(nn.Module):
@@ -193,6 +194,7 @@ def test_an_unknown_form_is_judged_by_relations_alone(make: Make, new: str, wron
     assert (found.clause, found.status) == ("modules.as-built", Status.FAIL if wrong else Status.PASS)
 
 
+@thorough
 def test_an_unknown_form_is_refused_where_samples_are_not_kept_apart(make: Make) -> None:
     text = UNKNOWN.format(new="x").replace("self.down(x)", "self.down(x).cumsum(0)")
     assert refused(make, text)

@@ -51,8 +51,11 @@ def of(page: Path) -> str:
 
 
 def marks_of(page: Path) -> Sequence[pytest.MarkDecorator]:
-    """Benchmarks and adapters have tests of their own, and what contributors run are tests that run anyway."""
-    return [thorough] if page.stem in ("adapter", "benchmarks", "contributing") else []
+    """Benchmarks and adapters have tests of their own, and what contributors run are tests that run anyway.
+
+    The longest pages take a minute each.
+    """
+    return [thorough] if page.stem in ("adapter", "benchmarks", "contributing", "judge", "reading") else []
 
 
 COMMANDS = {page: [step.text for step in steps(page) if isinstance(step, Command)] for page in PAGES}
