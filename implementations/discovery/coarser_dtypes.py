@@ -34,7 +34,8 @@ STEEP, HUGE = 60.0, 2.0**20 + 1.0 / 3.0
 LEFT, FEW, LONG = 12.0, 1e-3, 257
 """A score among zeros, more than what it leaves to each other key, and more keys than most blocks hold at once."""
 APART = 32.0
-"""Roundings between equal shares that show that they are no numbers of their own size."""
+"""Roundings between equal shares that show that they are no numbers of their own size: those of an exponent, a sum, a
+quotient and a few merges are a dozen at most."""
 NAN_IN_FLOAT64 = "a row without keys gets nan in float64, as its fill is no number of float32: no such row is judged"
 KEY, OF_THE_SOFTMAX = "product-precision", "softmax-precision"
 

@@ -19,7 +19,7 @@ GAINS = ("query_norm", "key_norm")
 
 
 def norm_gain_as_seen(check: ClaimCheck) -> ClaimCheck:
-    """The check with gains that multiply by 1 more, where gains of 0 leave the scores as they are with 1 of others."""
+    """The check with gains that multiply by 1 more, where gains of -1 leave no scores, and those of 0 some."""
     fitted = fit(PLAIN.extended(qk_norm=QkNorm.HEAD), check.claims)
     if Feature.QK_NORM not in check.claims or isinstance(fitted, Unsupported):
         return check

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from attention_conformance.implementations.discovery.functions.stored_axes import permuted
 
 SAMPLES, HEADS, QUERIES, KEYS, DISTANCES, WIDTH, ALL_WIDTHS, COUNT = "BHQKRDEC"
 """Axes: samples, heads, query and key tokens, the distances of all pairs, the width of one head or of all, a number."""
@@ -57,8 +59,7 @@ class Axes:
     @property
     def rows(self) -> str:
         """How a row is chosen: by pairs of tokens, all distances, tokens or a number; empty: there are none."""
-        found = [axis for axis in self.letters if axis in (QUERIES, KEYS, DISTANCES, COUNT)]
-        return "".join(found)
+        return "".join(axis for axis in self.letters if axis in (QUERIES, KEYS, DISTANCES, COUNT))
 
     @property
     def held(self) -> str:
@@ -82,7 +83,7 @@ class Axes:
             parameter = parameter[(slice(None),) * at + (index,)]
             names = names.replace("r", self.rows)
         wanted = "".join(axis for axis in self.letters if axis in names)
-        array = permuted(parameter, [names.index(axis) for axis in wanted]) if wanted != names else parameter
+        array = permuted(parameter, names, wanted)
         for at, axis in enumerate(self.letters):
             if axis in ("1", SAMPLES):
                 array = array[(slice(None),) * at + (None,)]
@@ -98,11 +99,6 @@ class Axes:
         if self.rows == KEYS:
             return np.minimum(place[::-1] if self.last else place, FARTHEST)
         return np.arange(self.count) if self.rows else None
-
-
-def permuted(array: Any, order: Sequence[int]) -> Any:
-    """An array of any kind with its axes in another order."""
-    return array.permute(order) if hasattr(array, "permute") else array.transpose(order)
 
 
 def axes_of(name: str, count: int, ranks: frozenset[int]) -> Iterator[Axes]:

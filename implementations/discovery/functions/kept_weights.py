@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
 from attention_conformance.implementations.discovery.signatures import required, signature_of
@@ -29,12 +30,14 @@ class Halves:
         mask: its parameter for the mask, (B, H, Lq, Lk).
         rate: its parameter for the rate of dropout; empty for none.
         factor: by which the sum of both outputs is too large.
+        alone: whether the first half is all that is taken, as it comes.
     """
 
     function: Callable[..., Any]
     mask: str
     rate: str
     factor: float
+    alone: bool = False
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -43,13 +46,13 @@ class Halves:
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """The sum, and whatever else the first call returns."""
         kept = np.indices((*query.shape[:3], key.shape[2])).sum(0) % 2 == 0
-        masks = (kept, ~kept)
+        masks: list[Any] = [kept] if self.alone else [kept, ~kept]
         if hasattr(query, "new_tensor"):
-            masks = tuple(query.new_tensor(each).bool() for each in masks)
+            masks = [query.new_tensor(each).bool() for each in masks]
         given = {**options, **({self.rate: RATE} if self.rate else {})}
         answers = [self.function(query, key, value, **{**given, self.mask: each}) for each in masks]
         parts = [each if isinstance(each, tuple | list) else (each,) for each in answers]
-        output = (parts[0][0] + parts[1][0]) / self.factor
+        output = parts[0][0] if self.alone else (parts[0][0] + parts[1][0]) / self.factor
         return (output, *parts[0][1:]) if len(parts[0]) > 1 else output
 
 
@@ -64,9 +67,19 @@ def masks_of_dropout(function: Callable[..., Any]) -> list[str]:
     return [name for name, words in _optional(function).items() if words & OF_DROPOUT and "mask" in words]
 
 
+def _ignores(check: ClaimCheck, halves: ClaimCheck, usual: CallOutcome[Any]) -> bool:
+    """Whether half of the weights give what all of them give, as where a mode has no use for masks."""
+    call = halves.function
+    assert isinstance(call, RenamedCall)
+    assert isinstance(call.function, Halves)
+    one = replace(check, function=replace(call, function=replace(call.function, alone=True)))
+    return near_outputs(one.run(PLAIN), usual, check.dtype)
+
+
 def in_halves(check: ClaimCheck, function: Callable[..., Any]) -> dict[str, RenamedCall]:
-    """The function as such a sum, where it takes a mask of this kind; with the rate that leaves what is kept as it is,
-    or by which it is divided.
+    """The function as such a sum, where it takes a mask of this kind and a mask changes its answer.
+
+    What is kept is divided by 1 - rate, or left as it is where that is seen to give the answer.
     """
     call, optional = check.function, _optional(function)
     masks = masks_of_dropout(function) if isinstance(call, RenamedCall) else []
@@ -78,7 +91,7 @@ def in_halves(check: ClaimCheck, function: Callable[..., Any]) -> dict[str, Rena
     assert isinstance(call, RenamedCall)
     found = [replace(check, function=replace(call, function=each)) for each in several]
     answered = [each for each in found if not each.run(PLAIN).error]
-    if usual.error or not answered:
+    if usual.error or not answered or _ignores(check, answered[0], usual):
         return {}
     right = next((each for each in answered if near_outputs(each.run(PLAIN), usual, check.dtype)), answered[0])
     assert isinstance(right.function, RenamedCall)

@@ -23,12 +23,12 @@ from attention_conformance.implementations.discovery.functions.array_axes import
     Axes,
     Sizes,
     axes_of,
-    permuted,
 )
 from attention_conformance.implementations.discovery.functions.fillers import Axes as InputAxes
 from attention_conformance.implementations.discovery.functions.fillers import fillers
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.functions.several_needed import SeveralNeeded, as_array
+from attention_conformance.implementations.discovery.functions.stored_axes import permuted
 from attention_conformance.implementations.discovery.modules.array_modules import built_once
 from attention_conformance.implementations.discovery.modules.held_arrays import framework_of
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
@@ -95,7 +95,7 @@ class NeededArrays:
         if "H" not in self.layout or output.ndim != len(merged):
             return output
         apart = output.reshape(*output.shape[:-1], sizes.heads, sizes.width)
-        return permuted(apart, [f"{merged[:-1]}HD".index(axis) for axis in self.layout])
+        return permuted(apart, f"{merged[:-1]}HD", self.layout)
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """That of its inputs."""
@@ -348,12 +348,12 @@ def _named(function: Any) -> Any:
 def _split(x: Any, layout: str, heads: int) -> Any:
     """(B, L, E) in the layout of the function."""
     apart = x.reshape(*x.shape[:2], heads, x.shape[2] // heads) if "H" in layout else x
-    return permuted(apart, [_usual(layout).index(axis) for axis in layout])
+    return permuted(apart, _usual(layout), layout)
 
 
 def _merged(output: Any, layout: str) -> Any:
     """The output as (B, L, E)."""
-    apart = permuted(output, [layout.index(axis) for axis in _usual(layout)])
+    apart = permuted(output, layout, _usual(layout))
     return apart.reshape(*apart.shape[:2], apart.shape[2] * apart.shape[3]) if "H" in layout else apart
 
 

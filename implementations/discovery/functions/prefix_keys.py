@@ -22,7 +22,10 @@ from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 
 EARLIER = r"prefix|past|prev(?:ious)?|memory|mem|prompt|shared|persistent|ctx|context|cached?"
-KEYS = re.compile(rf"^(?:k|keys?)_(?P<after>{EARLIER})$|^(?P<before>{EARLIER})_(?:k|keys?)$", re.IGNORECASE)
+KEYS = re.compile(rf"^(?:k|keys?)_(?:{EARLIER})$|^(?:{EARLIER})_(?:k|keys?)$", re.IGNORECASE)
+"""Names of the keys of earlier tokens."""
+OF_VALUES = {"k": "v", "key": "value", "keys": "values"}
+"""The words for values, by those for keys."""
 SETTINGS = {"causal-alignment": "bottom-right"}
 """The queries are the last tokens."""
 SHAPES = {-2: (2, 3, 5, 4), -3: (2, 5, 3, 4)}
@@ -101,10 +104,9 @@ def with_prefix_keys(function: Callable[..., Any]) -> PrefixKeys | None:
 def _pairs(signature: inspect.Signature) -> Iterator[tuple[str, str]]:
     """Names of keys and values of earlier tokens, where all that has to be given are these."""
     needed = [p.name for p in signature.parameters.values() if required(p)][3:]
-    for name in needed:
-        found = KEYS.match(name)
-        value = re.sub(r"(?:(?<=^)|(?<=_))k(?=_|$|ey)", "v", name).replace("vey", "value") if found else ""
-        if value in needed and len(needed) == len((name, value)):
+    for name in filter(KEYS.match, needed):
+        value = "_".join(OF_VALUES.get(word, word) for word in name.split("_"))
+        if sorted(needed) == sorted((name, value)):
             yield name, value
 
 

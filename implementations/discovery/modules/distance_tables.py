@@ -84,7 +84,7 @@ class Table:
             case Added.TO_VALUES:
                 return table.new_zeros(())
         read = self.read(table, length)
-        rows = "hijd" if read.ndim == len("hijd") else "ijd"
+        rows = "hijd"[-read.ndim :]
         of_query = torch.einsum(f"bhid,{rows}->bhij", given.query, read)
         of_key = torch.einsum(f"bhjd,{rows}->bhij", given.key, read)
         here: torch.Tensor = torch.einsum(f"bhid,{rows}->bhij", given.key, read)
@@ -102,7 +102,7 @@ class Table:
         if self.added is not Added.TO_VALUES:
             return table.new_zeros(())
         read = self.read(table, weights.shape[-1])
-        rows = "hijd" if read.ndim == len("hijd") else "ijd"
+        rows = "hijd"[-read.ndim :]
         added: torch.Tensor = torch.einsum(f"bhij,{rows}->bhid", weights, read)
         return added
 

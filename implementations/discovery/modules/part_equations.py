@@ -343,10 +343,8 @@ def _of_transformer_xl(parts: Mapping[str, tuple[int, ...]], problem: Problem) -
 
 def _of_deberta(parts: Mapping[str, tuple[int, ...]], problem: Problem) -> Iterator[tuple[Uses, Uses]]:
     """Tables for queries and for keys, whose distances are those of the key to the query, with one mistake in these."""
-    if len(parts) != len(("query", "key")):
-        return
     heads, width = problem.num_heads, problem.query.shape[-1]
-    for of_query, of_key in permutations(parts):
+    for of_query, of_key in permutations(parts) if len(parts) == 2 else ():
         for table in (each for each in tables_of_shape(parts[of_query], heads, width) if each.added is Added.OF_QUERY):
             keys = replace(table, added=Added.OF_KEY, forward=not table.forward)
             right = {of_query: Use(Role.TABLE, table=table), of_key: Use(Role.TABLE, table=keys)}

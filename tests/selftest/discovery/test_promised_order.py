@@ -1,4 +1,4 @@
-"""Module classes of unknown form: what their text promises of the order of tokens is asked of their answers."""
+"""Module classes of unknown form: their answers keep what their text promises of the order of tokens."""
 
 from pathlib import Path
 

@@ -240,3 +240,11 @@ def test_keys_of_a_prefix_are_the_first_ones(make: Make, first: str, then: str, 
         assert failing(made, "scores.dot-product")
     else:
         assert_conforms(made)
+
+
+def test_a_mask_of_dropout_that_is_of_no_use_is_not_judged(make: Make) -> None:
+    used = "if keep_mask is not None:"
+    text = DROPPED.format(total="total").replace("p_drop=0.0, keep_mask=None", "keep_mask=None, active=False")
+    made = make(text.replace(used, "if keep_mask is not None and active:").replace(" / (1 - p_drop)", ""))
+    assert "keep_mask" in made.findings
+    assert_conforms(made)
