@@ -38,27 +38,33 @@ APART = 32.0
 quotient and a few merges are a dozen at most."""
 NAN_IN_FLOAT64 = "a row without keys gets nan in float64, as its fill is no number of float32: no such row is judged"
 KEY, OF_THE_SOFTMAX = "product-precision", "softmax-precision"
+EXACT_DTYPE = "float64"
 
 
 def with_precision(check: ClaimCheck, claims: Claims, settings: Mapping[str, str]) -> tuple[Claims, tuple[str, ...]]:
-    """The claims with a coarser precision where that is seen and nothing is stated, and a note."""
+    """The claims with a coarser precision where that is seen and nothing is stated, and a note of each."""
     if {KEY, OF_THE_SOFTMAX} & settings.keys():
         return claims, ()
-    if _is_running_mean(check) or _is_left_to_one(check):
-        conventions = claims.conventions.claiming({OF_THE_SOFTMAX: str(SoftmaxPrecision.ROW)})
+    own = check if check.dtype in claims.dtypes else replace(check, dtype=EXACT_DTYPE)
+    notes = []
+    if _is_running_mean(own) or _is_left_to_one(own):
+        claims = _claiming(claims, OF_THE_SOFTMAX, SoftmaxPrecision.ROW)
         kind = "each weight is exact to 1, not to its own size, as in a running mean or a merge by 1 - share"
-        return replace(claims, conventions=conventions), (f"{kind} ({OF_THE_SOFTMAX}=row)",)
+        notes = [f"{kind} ({OF_THE_SOFTMAX}={SoftmaxPrecision.ROW})"]
     if (seen := products_on_tensor_cores(check)) is not ProductPrecision.WORKING:
         note = f"its accelerator reads float32 inputs of products as {seen.upper()} ({KEY}={seen})"
-        return replace(claims, conventions=claims.conventions.claiming({KEY: str(seen)})), (note,)
-    if "float64" not in claims.dtypes or not (_in_float32(check) or _scale_in_float32(check)):
-        return claims, ()
-    conventions = claims.conventions.claiming({KEY: str(ProductPrecision.FLOAT32)})
-    note = f"computes in float32 for inputs in float64 ({KEY}={ProductPrecision.FLOAT32})"
-    claims = replace(claims, conventions=conventions)
+        return _claiming(claims, KEY, seen), (*notes, note)
+    if EXACT_DTYPE not in claims.dtypes or not (_in_float32(check) or _scale_in_float32(check)):
+        return claims, tuple(notes)
+    notes.append(f"computes in float32 for inputs in float64 ({KEY}={ProductPrecision.FLOAT32})")
+    claims = _claiming(claims, KEY, ProductPrecision.FLOAT32)
     if not gets_nan_in_float64(check):
-        return claims, (note,)
-    return replace(claims, fit=partial(fit_rows_with_keys, claims.fit)), (note, NAN_IN_FLOAT64)
+        return claims, tuple(notes)
+    return replace(claims, fit=partial(fit_rows_with_keys, claims.fit)), (*notes, NAN_IN_FLOAT64)
+
+
+def _claiming(claims: Claims, key: str, precision: ProductPrecision | SoftmaxPrecision) -> Claims:
+    return replace(claims, conventions=claims.conventions.claiming({key: str(precision)}))
 
 
 def _is_running_mean(check: ClaimCheck) -> bool:
@@ -129,7 +135,7 @@ def _in_float32(check: ClaimCheck) -> bool:
     fitted = fit(PLAIN, check.claims)
     if isinstance(fitted, Unsupported):
         return False
-    problem = build(fitted, "float64").forward_only()
+    problem = build(fitted, EXACT_DTYPE).forward_only()
     along = np.random.default_rng(0).standard_normal(problem.query.shape) * STEP
     before, here, after = (
         safe_call(partial(_output, check, problem.with_arrays({"query": problem.query + times * along}))).value
@@ -147,7 +153,7 @@ def _scale_in_float32(check: ClaimCheck) -> bool:
     fitted = fit(PLAIN.sized(d_k=6, d_v=6), check.claims)
     if isinstance(fitted, Unsupported):
         return False
-    problem = build(fitted, "float64").forward_only()
+    problem = build(fitted, EXACT_DTYPE).forward_only()
     got = safe_call(partial(_output, check, problem)).value
     root = math.sqrt(fitted.sizes.d_k)
     short = np.float32(root)

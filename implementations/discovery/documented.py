@@ -55,10 +55,15 @@ COMPARED = re.compile(r"(\w+)\s*(?:[=!<>]=|[<>])\s*$")
 """What stands before a value that it is compared with."""
 
 
-BOTTOM_RIGHT = re.compile(r"bottom[- ]right|\b(?:aligned|align) (?:to|with|at) the (?:end|last)\b", re.IGNORECASE)
+BOTTOM_RIGHT = re.compile(
+    r"(?:bottom|lower)[- ]right|\b(?:aligned|align) (?:to|with|at) the (?:end|last)\b|quer(?:y|ies)\b[^.;]{0,40}\bthe last\b"
+    r"|\blast quer(?:y|ies)\b[^.;]{0,40}\b(?:last|every|all)\b|\bat the end of the keys\b",
+    re.IGNORECASE,
+)
 """Words for a triangle in which the last query stands at the last key."""
 
 
+NAMES = {"query", "key", "value"}
 PUBLISHED_FLAG = "is_causal"
 """The flag of torch and JAX, whose triangle starts top left; other names promise no corner."""
 PUBLISHED = {
@@ -71,12 +76,15 @@ PUBLISHED = {
 def chooses_corner(target: object) -> bool:
     """Whether its triangle need not start top left, though its flag has the published name.
 
-    Its documentation says so, the flag is set by default, as none that is published is, or it takes more than these.
+    Its documentation says so, the flag is set by default, as none that is published is, it takes more than these, or
+    neither its inputs nor a mask have their names.
     """
     signature = safe_call(lambda: inspect.signature(target)).value  # type: ignore[arg-type]
     own = [] if signature is None else list(signature.parameters.values())
     on = any(p.name == PUBLISHED_FLAG and p.default is True for p in own)
-    return on or bool({p.name for p in own[3:]} - PUBLISHED) or bool(BOTTOM_RIGHT.search(inspect.getdoc(target) or ""))
+    others = {p.name for p in own[:3]} != NAMES and "attn_mask" not in {p.name for p in own}
+    more = bool({p.name for p in own[3:]} - PUBLISHED)
+    return on or more or others or bool(BOTTOM_RIGHT.search(inspect.getdoc(target) or ""))
 
 
 OF_SAMPLES = re.compile(

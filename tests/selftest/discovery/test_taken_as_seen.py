@@ -112,18 +112,26 @@ def f(q, k, v, mask=None, attn_bias=None):
     assert {each.clause for each in verdicts if each.status is Status.FAIL} == set()
 
 
+OF_PUBLISHED, OF_ITS_OWN = "query, key, value", "q, k, v"
+
+
 @pytest.mark.parametrize(
-    ("flag", "words", "seen"),
+    ("flag", "names", "words", "seen"),
     [
-        ("causal", "", Alignment.BOTTOM_RIGHT),
-        ("is_causal", "", Alignment.TOP_LEFT),
-        ("is_causal", "Causal masks are aligned to the bottom right.", Alignment.BOTTOM_RIGHT),
+        ("causal", OF_PUBLISHED, "", Alignment.BOTTOM_RIGHT),
+        ("is_causal", OF_ITS_OWN, "", Alignment.BOTTOM_RIGHT),
+        ("is_causal", OF_PUBLISHED, "", Alignment.TOP_LEFT),
+        ("is_causal", OF_PUBLISHED, "Causal masks are aligned to the bottom right.", Alignment.BOTTOM_RIGHT),
+        ("is_causal", OF_PUBLISHED, "The queries are the last Lq of Lk positions.", Alignment.BOTTOM_RIGHT),
     ],
 )
-def test_the_corner_of_a_flag_whose_name_promises_none(make: Make, flag: str, words: str, seen: Alignment) -> None:
+def test_the_corner_of_a_flag_whose_name_promises_none(
+    make: Make, flag: str, names: str, words: str, seen: Alignment
+) -> None:
     made = make(f"""
-def f(q, k, v, {flag}=False):
+def f({names}, {flag}=False):
     {words!r}
+    q, k, v = {names}
     s = {SCORES}
     later = torch.ones_like(s, dtype=torch.bool).triu(1 + s.shape[-1] - s.shape[-2])
     return (s.masked_fill(later, -torch.inf) if {flag} else s).softmax(-1) @ v
