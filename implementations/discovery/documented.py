@@ -56,7 +56,8 @@ COMPARED = re.compile(r"(\w+)\s*(?:[=!<>]=|[<>])\s*$")
 
 
 BOTTOM_RIGHT = re.compile(
-    r"(?:bottom|lower)[- ]right|\b(?:aligned|align) (?:to|with|at) the (?:end|last)\b|quer(?:y|ies)\b[^.;]{0,40}\bthe last\b"
+    r"(?:bottom|lower)[- ]right|\b(?:aligned|align) (?:to|with|at) the (?:end|last)\b"
+    r"|quer(?:y|ies)\b[^.;]{0,40}\bthe last\b"
     r"|\blast quer(?:y|ies)\b[^.;]{0,40}\b(?:last|every|all)\b|\bat the end of the keys\b",
     re.IGNORECASE,
 )

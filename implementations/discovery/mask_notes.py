@@ -20,7 +20,7 @@ from attention_conformance.implementations.discovery.documented_rows import docu
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.modules.module_masks import FORMS, shaped
 from attention_conformance.implementations.discovery.signatures import Options
-from attention_conformance.implementations.discovery.vocabulary import OPTIONS, is_open_mask
+from attention_conformance.implementations.discovery.vocabulary import OPTIONS, promises_nothing
 from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature, Scope
@@ -51,7 +51,7 @@ MEANINGS = {Polarity.MASKED_OUT: "hides a key", Polarity.MAY_ATTEND: "shows a ke
 def masks_as_seen(options: Options, check: ClaimCheck) -> tuple[str, ...]:
     """What True in its mask means, where no name states it. A mask that is ignored has no meaning."""
     claims, own = check.claims, _own(options)
-    unstated = is_open_mask(own) or (claims.scope is not Scope.OP and own == "attn_mask")
+    unstated = promises_nothing(own) or (claims.scope is not Scope.OP and own == "attn_mask")
     named = unstated and any(feature in claims for feature in BOOLEAN)
     if not named or check.ignores(MASKED if Feature.BOOL_MASK in claims else PADDED):
         return ()
@@ -111,7 +111,7 @@ def _why(name: str, options: Options, check: ClaimCheck) -> str:
     claimed, call = check.claiming(features), check.function
     cases = [case for feature, case in CASES.items() if feature in features]
     errors = list(_errors(claimed, cases))
-    if all(errors[: len(cases)]) and _hides_others(call, options, check):
+    if BOOLEAN & features and all(errors[: len(cases)]) and _hides_others(call, options, check):
         return OF_QUERIES
     return f"it raises {errors[0]}" if all(errors) else "it acts like no mask that the suite knows"
 

@@ -114,6 +114,11 @@ def is_open_mask(name: str) -> bool:
     return name in MASK_NAMES or (name not in KNOWN_NAMES and (of_mask or name.lower() in NAMES_OF_PADDING))
 
 
+def promises_nothing(mask: str) -> bool:
+    """Whether this name of a mask, by its words or by what was seen, states neither its form nor what True means."""
+    return mask in MASK_NAMES or (mask != "" and mask not in KNOWN_NAMES)
+
+
 def mask_by_words(names: Sequence[str]) -> str:
     """The mask among unknown names that is the only one by its words, or the only one of pairs; empty for none."""
     masks = [name for name in names if is_open_mask(name)]
@@ -161,4 +166,5 @@ class MaskForm(StrEnum):
     NO_HEADS = "(B, Lq, Lk) where all heads have the same mask, any other shape elsewhere"
     LENGTHS_FIRST = "(Lq, Lk, B)"
     SHARED = "(Lq, Lk)"
+    HEADS = "(H, Lq, Lk)"
     EITHER = "(Lq, Lk) where it is the same for all samples and heads, (B * H, Lq, Lk) elsewhere"

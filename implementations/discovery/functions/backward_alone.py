@@ -43,12 +43,14 @@ class Way:
         column: whether the log-sum-exp has a last axis of one element.
         at_end: whether the last query stands at the last key, where it is causal.
         arrays: whether it takes arrays of NumPy.
+        causal: whether it is causal without being told so.
     """
 
     layout: str
     column: bool
     at_end: bool
     arrays: bool
+    causal: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,14 @@ class BackwardAlone:
         """The output, whose gradients are those of the function."""
         if not isinstance(query, torch.Tensor):
             raise TypeError("its forward pass is one of tensors")
-        by_role = {name: options[own] for name, own in self.options.items() if own in options}
+        by_role = self.flags | {name: options[own] for name, own in self.options.items() if own in options}
         result: torch.Tensor = _Given.apply(self, by_role, query, key, value)  # type: ignore[no-untyped-call]
         return result
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """What a flag is given where a call has none: it may be set by default."""
+        return dict.fromkeys(FLAGS & self.options.keys(), False)
 
     def gradients(self, saved: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> list[torch.Tensor]:
         """What the function returns for what the forward pass keeps, (B, H, L, d) each."""
@@ -109,7 +116,7 @@ class _Given(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, alone: BackwardAlone, options: Mapping[str, Any], *inputs: torch.Tensor) -> torch.Tensor:
-        saved = _forward(*inputs, **options, at_end=alone.way.at_end)
+        saved = _forward(*inputs, **options, way=alone.way)
         alone.gradients({**saved, "cotangent": torch.zeros_like(saved["output"]), "delta": saved["lse"] * 0}, options)
         ctx.alone, ctx.options, ctx.names = alone, options, [*saved]
         ctx.save_for_backward(*saved.values())
@@ -135,15 +142,15 @@ def _forward(
     *,
     scale: float | None = None,
     is_causal: bool = False,
-    at_end: bool = True,
+    way: Way,
 ) -> dict[str, torch.Tensor]:
     """Attention, and all that a backward pass may need; the log-sum-exp of a row without keys is infinite."""
     wide = torch.promote_types(query.dtype, torch.float32)
     groups = query.shape[1] // max(1, key.shape[1])
     keys, values = (x.to(wide).repeat_interleave(groups, 1) for x in (key, value))
     scores = query.to(wide) @ keys.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        ahead = scores.shape[-1] - scores.shape[-2] if at_end else 0
+    if is_causal or way.causal:
+        ahead = scores.shape[-1] - scores.shape[-2] if way.at_end else 0
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1 + ahead)
         scores = scores.masked_fill(later, -torch.inf)
     lse = scores.logsumexp(-1)
@@ -187,8 +194,12 @@ def backward_alone(function: Any) -> BackwardAlone | None:
     if any(required(p) and p.name not in {*names, *options.values()} for p in parameters):
         return None
     made = partial(BackwardAlone, function, names, options)
-    ways = [Way(*each) for each in product(LAYOUTS, (False, True), (True, False), (False, True))]
-    right = {way: _right(made(way)) for way in ways if way.at_end}
+    masks = [(True, False)] if FLAGS & {*options} else [(True, False), (True, True), (False, True)]
+    ways = [
+        Way(layout, column, at_end, arrays, causal)
+        for (at_end, causal), layout, column, arrays in product(masks, LAYOUTS, (False, True), (False, True))
+    ]
+    right = {way: _right(made(way)) for way in ways}
     best = max(right, key=lambda way: right[way])
     if not right[best]:
         return None
@@ -209,10 +220,11 @@ def _right(alone: BackwardAlone, **options: Any) -> int:
     shapes = ((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 4), (2, 3, 5, 4))
     *inputs, cotangent = (torch.randn(shape, generator=draw) for shape in shapes)
     leaves = [x.clone().requires_grad_() for x in inputs]
-    saved = _forward(*inputs, **options, at_end=alone.way.at_end)
+    options = alone.flags | options
+    saved = _forward(*inputs, **options, way=alone.way)
     found = safe_call(lambda: alone.gradients(_with(saved, cotangent), options)).value
     if found is None:
         return 0
-    output = _forward(*leaves, **options, at_end=alone.way.at_end)["output"]
+    output = _forward(*leaves, **options, way=alone.way)["output"]
     expected = torch.autograd.grad(output, leaves, cotangent)
     return sum(bool((x - y).abs().max() <= SAME * y.abs().max()) for x, y in zip(found, expected, strict=True))

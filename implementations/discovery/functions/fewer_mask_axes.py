@@ -30,6 +30,8 @@ from attention_conformance.spec.features import Feature
 KINDS = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
 OF_HEADS_IN_SAMPLES = (MaskForm.EITHER, MaskForm.FLAT, MaskForm.SAMPLE, MaskForm.SHARED)
 """As torch.nn.functional.multi_head_attention_forward takes them, or fewer."""
+OF_ALL_SAMPLES = (MaskForm.HEADS, MaskForm.SHARED)
+"""As biases of positions lie."""
 OF_ALL_HEADS = (MaskForm.SAMPLE, MaskForm.SHARED)
 
 
@@ -48,11 +50,12 @@ def with_mask_axes(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
     cases = {feature: case for feature, case in cases.items() if feature in check.claims}
     if not cases or not all(check.run(case).error for case in cases.values()):
         return with_all_axes(check, kind)
+    name = own or call.options.spelled["float_mask"]
     for enough, form in product((all, any), _forms(call, own)):  # of booleans alone, where no form takes numbers, too
         fewer = in_form(check, kind, replace(call, form=form), check.claims.conventions.bool_mask)
         if enough(not fewer.run(shaped(case, form)).error for case in cases.values()):
             kept = fewer.without(KINDS.keys() - cases.keys())
-            return kept.stating(f"its {own!r} is given as {form}")
+            return kept.stating(f"its {name!r} is given as {form}")
     return _of_keys(check, kind, own) or with_all_axes(check, kind)
 
 
@@ -75,6 +78,8 @@ def _of_keys(check: ClaimCheck, kind: ArrayKind, own: str) -> ClaimCheck | None:
 def _forms(call: RenamedCall, own: str) -> tuple[MaskForm, ...]:
     if own and states_two_axes_alone(as_written(call.function), own):
         return (MaskForm.SHARED,)
+    if not own:
+        return OF_ALL_SAMPLES
     inner = call.function.function if isinstance(call.function, Compiled) else call.function
     if own and isinstance(inner, OtherKeys):  # with axes of heads of its own
         return OF_ALL_HEADS

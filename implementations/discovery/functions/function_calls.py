@@ -162,7 +162,7 @@ class RenamedCall:
         of_samples = dict.fromkeys((MaskForm.SAMPLE, MaskForm.NO_HEADS), whole[:, 0])
         if self.form in (MaskForm.FLAT, MaskForm.EITHER):
             return whole[0, 0] if self._shares(mask) else whole.reshape((-1, *shape[2:]))
-        parts = {**of_samples, MaskForm.SHARED: whole[0, 0], MaskForm.ONE_HEAD: whole[:, :1]}
+        parts = {MaskForm.SHARED: whole[0, 0], MaskForm.HEADS: whole[0], MaskForm.ONE_HEAD: whole[:, :1]} | of_samples
         return parts.get(self.form, whole)
 
     def _shares(self, mask: Any) -> bool:

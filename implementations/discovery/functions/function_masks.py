@@ -49,7 +49,7 @@ from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.rows_without_keys import ADDED
 from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
-from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm, is_open_mask
+from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm, promises_nothing
 from attention_conformance.spec.cases import MaskShape, Pattern
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
@@ -279,7 +279,7 @@ def without_ignored(check: ClaimCheck, options: Options, function: object) -> tu
 def _reads_booleans_only(check: ClaimCheck, options: Options) -> bool:
     """Whether a `mask` of zeros masks: by that name, many functions mean booleans only."""
     plain = check.run(PLAIN)
-    if not is_open_mask(options.spelled.get("float_mask", "")) or plain.error:
+    if not promises_nothing(options.spelled.get("float_mask", "")) or plain.error:
         return False
     zeros = check.run(replace(BIASED, pattern=Pattern.ALL))
     return bool(zeros.error) or not near_outputs(zeros, plain, check.dtype)
@@ -289,7 +289,7 @@ def _hides_by_numbers(check: ClaimCheck, options: Options) -> bool:
     """Whether a number for one key in a mask of zeros hides that key, as the boolean mask does."""
     fitted = fit(BIASED, check.claims)
     kinds = {Feature.BOOL_MASK, Feature.FLOAT_MASK}
-    unknown = not is_open_mask(options.spelled.get("float_mask", "")) or not kinds <= check.claims.features
+    unknown = not promises_nothing(options.spelled.get("float_mask", "")) or not kinds <= check.claims.features
     if unknown or isinstance(fitted, Unsupported):
         return False
     problem = build(fitted, check.dtype).forward_only()
@@ -306,7 +306,7 @@ def _hides_by_numbers(check: ClaimCheck, options: Options) -> bool:
 def _numbers_mask(check: ClaimCheck, options: Options) -> bool:
     """Whether 1 for one key in a mask of zeros leaves weight to no other, where adding it would multiply one by e."""
     fitted = fit(BIASED, check.claims)
-    if not is_open_mask(options.spelled.get("float_mask", "")) or isinstance(fitted, Unsupported):
+    if not promises_nothing(options.spelled.get("float_mask", "")) or isinstance(fitted, Unsupported):
         return False
     problem = build(fitted, check.dtype).forward_only()
     keys, width = problem.value.shape[-2:]

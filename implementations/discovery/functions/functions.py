@@ -77,6 +77,7 @@ from attention_conformance.implementations.discovery.functions.other_keys import
 from attention_conformance.implementations.discovery.functions.own_slopes import without_own_slopes
 from attention_conformance.implementations.discovery.functions.prefix_keys import SETTINGS as PREFIXED
 from attention_conformance.implementations.discovery.functions.prefix_keys import PrefixKeys, with_prefix_keys
+from attention_conformance.implementations.discovery.functions.seen_masks import with_mask_as_seen
 from attention_conformance.implementations.discovery.functions.segments_from_one import with_segments_from_one
 from attention_conformance.implementations.discovery.functions.served import Served
 from attention_conformance.implementations.discovery.functions.several_needed import unjudged, with_what_is_needed
@@ -106,7 +107,7 @@ from attention_conformance.implementations.discovery.shipped.shipped_others impo
 from attention_conformance.implementations.discovery.signatures import signature_of, window_names
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
-from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, is_open_mask
+from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, promises_nothing
 from attention_conformance.spec.conventions import CausalWithMask, Conventions, EmptyRow
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
@@ -140,7 +141,7 @@ def function_candidate(
         return _shipped_candidate(name, function, settings, device, premises)
     if not torch:
         return _usual_candidate(name, function, settings, device, premises)
-    from attention_conformance.implementations.discovery.functions.laid_out import attends_elsewhere
+    from attention_conformance.implementations.discovery.functions.laid_out import attends_elsewhere, states_heads_first
     from attention_conformance.implementations.discovery.functions.merged_heads import with_plain_output
 
     if (serving := _serving_candidate(name, function, settings, device, premises)) is not None:
@@ -173,7 +174,7 @@ def function_candidate(
         if laid is None:
             raise
         return laid
-    if attends_elsewhere(made, device):
+    if attends_elsewhere(made, device) or states_heads_first(as_written(function)):
         in_layout = partial(_laid_out_candidate, name, settings=settings, device=device, premises=premises)
         if (laid := in_layout(function)) is not None:
             return with_all_it_returns(laid, function, in_layout)
@@ -284,12 +285,16 @@ def _usual_candidate(
     check, lengths = (check, []) if interface else without_other_lengths(check, written)
     limits = [*limits, *lengths]
     masks: list[str] = []
+    if not interface and "bool_mask" not in options:
+        check = with_mask_axes(check, kind)
+    check, unnamed = (check, False) if interface else with_mask_as_seen(check, kind)
+    options = check.function.options if unnamed and isinstance(check.function, RenamedCall) else options
     mask = options.spelled.get("bool_mask", "")
-    open_mask = is_open_mask(mask) or bool(mask and states_masks_of_samples(written, mask))
+    open_mask = promises_nothing(mask) or bool(mask and states_masks_of_samples(written, mask))
     if not interface and open_mask and "bool-mask" not in settings:
         check, masks = with_mask_form(check, kind)
     elif not interface:
-        check, masks = without_refused_masks(with_mask_axes(check, kind))
+        check, masks = without_refused_masks(with_mask_axes(check, kind) if mask else check)
     if not interface and "bool-mask" not in settings:
         check = with_padding_as_seen(check, kind)
     published_flag = options.spelled.get("is_causal") == PUBLISHED_FLAG
@@ -307,7 +312,7 @@ def _usual_candidate(
     check = check if interface or windows or "causal-alignment" in settings else window_corner_as_seen(check)
     given = any("row" in key for key in (*settings, *documented))
     one = options.spelled.get("float_mask") in (None, options.spelled.get("bool_mask"))  # parameter for both
-    if not given and not interface and one and is_open_mask(options.spelled.get("bool_mask", "")):
+    if not given and not interface and one and promises_nothing(options.spelled.get("bool_mask", "")):
         kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, ADDED), (Feature.KEY_PADDING, EMPTY))
         masked = next((case for feature, case in kinds if feature in check.claims), ADDED)
         check = empty_rows_as_seen(check, masked)

@@ -34,7 +34,10 @@ AXES = re.compile(OF_QUERY + r"([^()]+)\)", re.IGNORECASE)
 OF_TOKENS = {"l", "lq", "lx", "l_q", "t", "tq", "n", "nq", "n_q", "s", "sq", "seq_len", "seqlen", "tokens", "length"}
 OF_COMPONENTS = {"d", "dk", "d_k", "dq", "dh", "d_head", "head_dim", "hd", "c", "e", "dim", "width", "channels"}
 """Names of the last two axes of a query, in lower case, where tokens are its columns."""
+OF_HEADS = {"h", "nh", "hq", "n_h", "heads", "n_heads", "num_heads", "n_head"}
+OF_SAMPLES = {"b", "bs", "bsz", "nb", "batch", "batch_size"}
 MASKS = {name for option in ("bool_mask", "float_mask") for name in OPTIONS[option].parameters}
+EXCHANGED = str.maketrans("BH", "HB")
 LENGTHS = set(OPTIONS["valid_lens"].parameters)
 GATES = {"gate_logits"}
 
@@ -257,12 +260,22 @@ def _separate(axes: str) -> str:
 
 def states_columns(written: object) -> bool:
     """Whether its documentation states that the tokens of a query lie along its last axis, behind its components."""
+    shapes = _stated_axes(written)
+    return any(len(axes) > 1 and axes[-1] in OF_TOKENS and axes[-2] in OF_COMPONENTS for axes in shapes)
+
+
+def states_heads_first(written: object) -> bool:
+    """Whether its documentation states that the first axis of a query are heads, and a later one samples."""
+    return any(axes[0] in OF_HEADS and OF_SAMPLES & {*axes[1:]} for axes in _stated_axes(written))
+
+
+def _stated_axes(written: object) -> list[list[str]]:
+    """The shapes of a query in its documentation."""
     text = inspect.getdoc(written) or ""
     signature = safe_call(lambda: inspect.signature(written)).value  # type: ignore[arg-type]  # whatever it is
     first = next(iter(signature.parameters), "query") if signature is not None else "query"
     own = re.findall(rf"\b{re.escape(first)}\b[^()\n]{{0,40}}\(([^()]+)\)", text)
-    shapes = (re.split(r"[,\s]+", axes.strip().lower()) for axes in (*AXES.findall(text), *own))
-    return any(len(axes) > 1 and axes[-1] in OF_TOKENS and axes[-2] in OF_COMPONENTS for axes in shapes)
+    return [re.split(r"[,\s]+", axes.strip().lower()) for axes in (*AXES.findall(text), *own)]
 
 
 def laid_out(function: Callable[..., Any], device: str) -> tuple[LaidOut, ...]:
@@ -275,6 +288,8 @@ def laid_out(function: Callable[..., Any], device: str) -> tuple[LaidOut, ...]:
     unstated = call.axes.endswith("DL") and not states_columns(as_written(function))
     if UNSURE in call.evidence or unstated:
         return ()
+    if {"B", "H"} <= {*call.axes} and states_heads_first(as_written(function)):
+        call = replace(call, axes=call.axes.translate(EXCHANGED), output=call.output.translate(EXCHANGED))
     if isinstance(function, OneInput) and function.in_blocks:
         return LaidOut(replace(function, axes=function.in_blocks), replace(call, order=INPUTS)).forms
     return LaidOut(function, call).forms

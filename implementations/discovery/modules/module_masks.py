@@ -66,14 +66,16 @@ SHAPES = {
     MaskForm.SAMPLE: MaskShape.SAMPLE,
     MaskForm.SHARED: MaskShape.SHARED,
     MaskForm.LENGTHS_FIRST: MaskShape.SAMPLE,
+    MaskForm.HEADS: MaskShape.HEADS_ONLY,
 }
-"""The axes of masks that are the same for all heads, or for all samples too."""
+"""The axes of masks that are the same for all heads, for all samples, or for both."""
 OF_SAMPLES = (MaskShape.SAMPLE, MaskShape.SHARED, MaskShape.KEYS, MaskShape.QUERIES, MaskShape.KEYS_ONLY)
 COARSER = {
     MaskForm.ONE_HEAD: OF_SAMPLES,
     MaskForm.SAMPLE: OF_SAMPLES,
     MaskForm.LENGTHS_FIRST: OF_SAMPLES,
     MaskForm.SHARED: (MaskShape.SHARED, MaskShape.KEYS_ONLY),
+    MaskForm.HEADS: (MaskShape.HEAD, MaskShape.HEADS_ONLY, MaskShape.SHARED, MaskShape.KEYS_ONLY),
 }
 """The axes that masks of these forms can have."""
 
@@ -226,7 +228,8 @@ def shaped(case: Case, form: MaskForm) -> Case:
 
 def fit_form(case: Case, form: MaskForm) -> Case | Unsupported:
     """The fit of a form: masks of keys that differ by sample have no near one that is the same for all samples."""
-    if form is MaskForm.SHARED and case.mask_shape is MaskShape.KEYS and case.mask is not MaskKind.NONE:
+    of_samples = case.mask_shape is MaskShape.KEYS and case.mask is not MaskKind.NONE
+    if form in (MaskForm.SHARED, MaskForm.HEADS) and of_samples:
         return Unsupported("its masks are the same for all samples")
     return shaped(case, form)
 

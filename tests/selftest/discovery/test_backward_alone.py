@@ -41,10 +41,28 @@ def f(query, key, value, attn, grad_output):
     return ds @ key, ds.mT @ query, dv
 """
 
+CAUSAL = """
+import numpy as np
+
+def f(q, k, v, dout{flag}):
+    s = np.einsum("hid,hjd->hij", q, k) * q.shape[-1] ** -0.5
+    if {causal}:
+        s = np.where(np.tri(*s.shape[1:], s.shape[2] - s.shape[1], dtype=bool), s, -np.inf)
+    lse = np.logaddexp.reduce(s, axis=-1, keepdims=True)
+    p = np.exp(s - np.where(np.isneginf(lse), 0, lse))
+    dp = np.einsum("hid,hjd->hij", dout, v)
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True)){scale}
+    return np.einsum("hij,hjd->hid", ds, k), np.einsum("hij,hid->hjd", ds, q), np.einsum("hij,hid->hjd", p, dout)
+"""
+SCALED = " * q.shape[-1] ** -0.5"
+
 
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
+        (CAUSAL.format(flag=", causal=True", causal="causal", scale=SCALED), False),
+        (CAUSAL.format(flag="", causal="True", scale=SCALED), False),
+        (CAUSAL.format(flag="", causal="True", scale=""), True),
         (OF_TENSORS.format(scale="scale", ahead="s.shape[-1] - s.shape[-2]"), False),
         (OF_TENSORS.format(scale="scale", ahead="0"), False),
         (OF_TENSORS.format(scale="q.shape[-1] ** -0.5", ahead="0"), True),
