@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.functions.backward_alone import BackwardAlone
 
 torch = optional("torch")
+IN_LAYER = "it takes heads: judged inside of a layer that projects its inputs and its output"
 __all__ = ["TargetError", "candidate", "candidates", "distinct", "named", "wrapped"]
 
 
@@ -161,9 +162,16 @@ def wrapped(
     if function is None:
         check_kind(target, f", {ADAPTER}")
     if function is None and isinstance(target, type):
-        from attention_conformance.implementations.discovery.modules.modules import module_candidate  # imports torch
+        from attention_conformance.implementations.discovery.modules.inner_attention import in_layer  # imports torch
+        from attention_conformance.implementations.discovery.modules.modules import module_candidate
 
-        return module_candidate(name, target, settings, device, always)
+        try:
+            return module_candidate(name, target, settings, device, always)
+        except TargetError:
+            if (layer := in_layer(target)) is None:
+                raise
+            made = module_candidate(name, layer, settings, device, always)
+            return replace(made, about=f"{made.about}; {IN_LAYER}", stated=(*made.stated, IN_LAYER))
     called = function or target
     assert callable(called)
     if (alone := _backward_alone(called)) is not None:

@@ -20,11 +20,14 @@ from attention_conformance.implementations.discovery.claim_checks import (
 )
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
 from attention_conformance.implementations.discovery.functions.size_limits import FEW_CAUSAL
+from attention_conformance.implementations.discovery.modules.constructor_names import NAMES, Size
 from attention_conformance.implementations.discovery.signatures import signature_of
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 
 WHY = "not judged: the suite does not know it, and it changes the answer"
+NO_BASE = "not judged: by its name it is the base of the rotations, and another one changed no answer"
+OF_BASES = {"base", *NAMES[Size.BASE]}
 FEW = (1, 2, 3)
 """Numbers that are tried: other blocks of keys than usual change no answer."""
 LESS = 0.5
@@ -44,7 +47,9 @@ def unknown_options(check: ClaimCheck, function: Callable[..., object], known: C
     given = {p.name: others for p in named if (others := [_given(check, call, p.name, each) for each in _others(p)])}
     cases = [case for feature, case in WITH_MASKS.items() if feature in check.claims] if given else []
     usual = {case: outcome for case in (PLAIN, *cases) if given and not (outcome := check.run(case)).error}
-    return {name: WHY for name, others in given.items() if any(_changes(each, usual) for each in others)}
+    changing = {name for name, others in given.items() if any(_changes(each, usual) for each in others)}
+    bases = [p.name for p in named if p.name in OF_BASES] if check.claims.premises.rotary_base else []
+    return dict.fromkeys(bases, NO_BASE) | dict.fromkeys(changing, WHY)
 
 
 def _others(parameter: inspect.Parameter) -> Iterator[object]:

@@ -48,10 +48,10 @@ def as_function(kind: type) -> Callable[..., Any] | None:
         return None
     alone = len(inputs) == 1 or (role(inputs[0].name) is None and not required(inputs[1]))
     with torch.random.fork_rng(devices=[]):
-        made = safe_call(lambda: _built(kind, 8, 2)).value
+        made = safe_call(lambda: built_in_heads(kind, 8, 2)).value
     if made is None or _holds_parameters(made):
         return None
-    build = cache(lambda width, heads: _built(kind, width, heads))
+    build = cache(lambda width, heads: built_in_heads(kind, width, heads))
     parameters = list(inspect.signature(method).parameters.values())[1:]
     heads = next((p.name for p in inspect.signature(kind).parameters.values() if _counts_heads(p)), "")
     merged = bool(heads) and len(inputs) > 2 and not alone and not _takes_heads(_called(made, name))
@@ -127,7 +127,7 @@ def _is_a_number(parameter: inspect.Parameter) -> bool:
     return isinstance(default, int | float) and not isinstance(default, bool) and default not in (0, 1)
 
 
-def _built(kind: Callable[..., Any], width: int, heads: int) -> Any:
+def built_in_heads(kind: Callable[..., Any], width: int, heads: int) -> Any:
     """It, for this width of a head and so many heads; in evaluation mode where its rate of dropout is fixed.
 
     Raises:

@@ -19,8 +19,11 @@ PUBLISHED, PUBLISHED_BIASES = ("distance_embedding",), ("relative_attention_bias
 rows ascend from keys before the query to those after it."""
 OF_SINKS = {"sink", "sinks"}
 """Words in the names of a logit of each head, as in gpt-oss."""
-LOG_SCALES = ("logit_scale",)
-"""Names of the logarithm of what multiplies scores, as in CLIP, or in Swin V2, which keeps it at log(100) at most."""
+LOG_SCALES = (
+    *("logit_scale", "logit_scales", "log_scale", "log_scales", "log_tau", "log_temperature", "log_temp"),
+    *("logit_temperature", "temperature_log", "log_beta"),
+)
+"""Ends of names of the logarithm of what multiplies scores, as in CLIP, or in Swin V2, which keeps it at log(100) at most."""
 LARGEST, SMALLEST = 4.4, 1.0
 """Logarithms of such factors that no bound changes, from the first head to the last."""
 ADDED_TO = {f"{letter}_bias": name for letter, name in zip("qkv", INPUTS, strict=True)}
