@@ -56,7 +56,7 @@ def _at(layout: str, head: int | slice, token: int | slice) -> tuple[Any, ...]:
 
 def _split(x: torch.Tensor, heads: int, layout: str) -> torch.Tensor:
     """(B, L, E) in heads."""
-    apart = x.unflatten(-1, (heads, -1))
+    apart = x.reshape(*x.shape[:-1], heads, -1)
     return apart.transpose(1, 2) if layout == "BHLD" else apart
 
 

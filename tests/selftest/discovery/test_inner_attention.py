@@ -52,6 +52,6 @@ KEPT = "w = torch.cat([s, self.sinks.view(1, -1, 1, 1).expand(*s.shape[:3], 1)],
 def test_what_takes_heads_is_judged_inside_of_a_layer(make: Make, parts: dict[str, str], wrong: bool) -> None:
     made = make(HEAD.format(**parts), name="Inner")
     assert IN_LAYER in made.stated
-    names = ["modules.as-built", "masks.bool", "shapes.large"]
+    names = ("modules.as-built", "masks.bool", "shapes.large")
     assert (Status.FAIL in {each.status for each in run(made, names, ("float64",))}) is wrong
     assert made.findings == {} or wrong
