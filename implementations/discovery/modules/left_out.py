@@ -1,7 +1,7 @@
 """What a module is judged without, and which of its flags are set: parts taken out, parameters held, nothing given."""
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.unclaimed import unclaimed
 
 MOST_NAMED = 6
 """What is left out that is named."""
+UNKNOWN = "not judged: the suite does not know it, and it changes the answer"
 NARROW = "float16"
 """The dtype of the smallest range."""
 USUAL = ("bias", "batch_first")
@@ -80,10 +81,12 @@ def inputs_left_out(make: Constructor, call: ModuleCall, judged: Collection[str]
     """
     if not (isinstance(make.kind, type) and issubclass(make.kind, torch.nn.Module)):
         return {}
+    others = [name for name in never_given(make.kind, call) if name not in judged]
     with torch_seeded(0):
-        others = [name for name in never_given(make.kind, call) if is_input(name) and name not in judged]
-        names = [name for name in others if _changes(name, make, call)]
-    inputs = dict.fromkeys(names, "not judged: another input that changes the answer")
+        x = torch.randn(2, 2, make.tokens, make.width)
+        names = [name for name in others if is_input(name) and _changes(name, make, call, x, [x[1]])]
+        options = [name for name in others if name not in names and _changes(name, make, call, x, _anything(x))]
+    inputs = dict.fromkeys(names, "not judged: another input that changes the answer") | dict.fromkeys(options, UNKNOWN)
     return inputs | dict.fromkeys(_held_heads(make), "not judged with several heads: each is as wide as the inputs")
 
 
@@ -92,12 +95,17 @@ def _held_heads(make: Constructor) -> list[str]:
     return [name for name, given in make.options.items() if given == 1 and size_of(name) is Size.HEADS]
 
 
-def _changes(name: str, make: Constructor, call: ModuleCall) -> bool:
-    """Whether the answer without it is another one of the same shape."""
-    x, other = torch.randn(2, 2, make.tokens, make.width)
+def _anything(x: torch.Tensor) -> list[object]:
+    """What an option may be given of whose kind nothing is known: numbers, pairs of tokens, and numbers of tokens."""
+    tokens = x.shape[2]
+    pairs, down = torch.arange(tokens)[:, None] % 3 != torch.arange(tokens) % 3, torch.arange(tokens).flip(0)
+    return [True, 2, 0.5, pairs, torch.sin(torch.arange(tokens**2).view(tokens, tokens)), down.expand(x.shape[1], -1)]
+
+
+def _changes(name: str, make: Constructor, call: ModuleCall, x: torch.Tensor, values: Iterable[object]) -> bool:
+    """Whether the answer without it is another one of the same shape than with one of these values."""
     module = in_mode(built(make), False)
-    given = replace(call, always={**call.always, name: other})
-    first, second = (safe_call(partial(each.plain, module, (x, x, x), make.heads)).value for each in (call, given))
-    if first is None or second is None or first.shape != second.shape or not second.isfinite().all():
-        return False
-    return not torch.allclose(first, second, rtol=1e-3, atol=1e-3)
+    given = (replace(call, always={**call.always, name: value}) for value in values)
+    first, *others = (safe_call(partial(each.plain, module, (x[0],) * 3, make.heads)).value for each in (call, *given))
+    alike = [each for each in others if first is not None and each is not None and each.shape == first.shape]
+    return any(each.isfinite().all() and not torch.allclose(first, each, rtol=1e-3, atol=1e-3) for each in alike)

@@ -23,7 +23,7 @@ LOG_SCALES = (
     *("logit_scale", "logit_scales", "log_scale", "log_scales", "log_tau", "log_temperature", "log_temp"),
     *("logit_temperature", "temperature_log", "log_beta"),
 )
-"""Ends of names of the logarithm of what multiplies scores, as in CLIP, or in Swin V2, which keeps it at log(100) at most."""
+"""Ends of names of a logarithm of what multiplies scores, as in CLIP, or Swin V2, which keeps it at log(100)."""
 LARGEST, SMALLEST = 4.4, 1.0
 """Logarithms of such factors that no bound changes, from the first head to the last."""
 ADDED_TO = {f"{letter}_bias": name for letter, name in zip("qkv", INPUTS, strict=True)}

@@ -71,6 +71,7 @@ from attention_conformance.implementations.discovery.modules.promises import (
 )
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.modules.stated_bases import stated_base
+from attention_conformance.implementations.discovery.modules.unnamed_masks import with_unnamed_mask
 from attention_conformance.implementations.discovery.probe import HALF
 from attention_conformance.spec.cases import Case, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, DefaultScale
@@ -216,6 +217,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check = replace(check, adapt=partial(module_run, make, evaluating=evaluating))
     refuse_other_forms(make, call, check, variant)
     call = with_own_mask_open(call, check)
+    call, check = with_unnamed_mask(call, check, kind) if observed and not published else (call, check)
     call, check, masks = with_mask_form(call, check, kind, observed, published)
     call = call if published else with_one_head_in_groups(call, check)
     call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
