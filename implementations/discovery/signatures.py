@@ -22,14 +22,14 @@ from attention_conformance.implementations.discovery.vocabulary import (
     INPUTS,
     KNOWN_NAMES,
     LENGTH_NAMES,
-    MASK_NAMES,
     OPTIONS,
     PADDING_NAMES,
     PARTNERS,
     ROLES,
+    TAKEN_BY,
     WEIGHTS_RETURNED,
     Option,
-    mask_by_words,
+    by_words,
 )
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
@@ -340,7 +340,7 @@ def read_options(
     rest = [p for p in signature.parameters.values() if p.name not in names]
     keywords = {p.name for p in rest if p.kind in _NAMED}
     known = known_names(signature)
-    masks = {option: name for name in known.keys() - KNOWN_NAMES.keys() for option in ("bool_mask", "float_mask")}
+    masks = {option: name for name in known.keys() - KNOWN_NAMES.keys() for option in TAKEN_BY[known[name]]}
     listed = list_of_biases(rest)
     spelled = masks | pair_of_window(rest) | own_names(OPTIONS, keywords) | listed
     flags = [p.name for p in rest if p.kind in _NAMED and is_causal_flag(p)]
@@ -361,12 +361,9 @@ def _of_padding(keywords: set[str], spelled: Mapping[str, str]) -> dict[str, str
 
 
 def known_names(signature: inspect.Signature) -> Mapping[str, str]:
-    """Every known name and an option that it takes; the one mask too that is none of them and is one by its words."""
+    """Every known name and an option that it takes; and what unknown ones take by their words."""
     named = [p for p in signature.parameters.values() if p.kind in _NAMED]
-    if any(p.name in (*MASK_NAMES, "attn_mask", "key_padding_mask") for p in named):
-        return KNOWN_NAMES
-    mask = mask_by_words([p.name for p in named if not isinstance(p.default, int | float | str)])
-    return {**KNOWN_NAMES, mask: "bool_mask"} if mask else KNOWN_NAMES
+    return KNOWN_NAMES | by_words([p.name for p in named if not isinstance(p.default, int | float | str)])
 
 
 def _misspelled(unknown: set[str], spelled: Mapping[str, str]) -> dict[str, str]:

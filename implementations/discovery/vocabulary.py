@@ -77,6 +77,9 @@ LENGTH_NAMES = (
     *("context_lengths", "memory_lengths", "x_lengths", "x_lens"),
 )
 """Names of lengths that promise nothing: they may count queries, or pad outputs."""
+LENGTH_WORDS = {"lens", "lengths", "seqlens"}
+KEY_WORDS = {"k", "kv", "key", "keys", "mem", "memory", "ctx", "context", "enc", "encoder", "src", "source", "valid"}
+"""Words of which other names of lengths of keys consist."""
 OPTIONS: Mapping[str, Option] = {
     "bool_mask": Option(("attn_mask", *MASK_NAMES), (Feature.BOOL_MASK,)),
     "float_mask": Option(("attn_bias", "bias", "attn_mask", *MASK_NAMES), (Feature.FLOAT_MASK, Feature.MASK_GRADIENT)),
@@ -127,6 +130,22 @@ def mask_by_words(names: Sequence[str]) -> str:
     return chosen[0] if len(chosen) == 1 else ""
 
 
+def counts_keys(name: str) -> bool:
+    """Whether an unknown name is one of lengths of keys by its words."""
+    words = {*name.lower().split("_")}
+    return name not in KNOWN_NAMES and bool(words & LENGTH_WORDS) and bool(words <= LENGTH_WORDS | KEY_WORDS)
+
+
+def by_words(names: Sequence[str]) -> dict[str, str]:
+    """What unknown ones among the names of parameters take: the one mask, and the one array of lengths."""
+    mask = "" if {*names} & {*MASK_NAMES, "attn_mask", "key_padding_mask"} else mask_by_words(names)
+    counts = [] if {*names} & {*LENGTH_NAMES} else [name for name in names if counts_keys(name)]
+    lengths = {counts[0]: "valid_lens"} if len(counts) == 1 else {}
+    return lengths | ({mask: "bool_mask"} if mask else {})
+
+
+TAKEN_BY = {"bool_mask": ("bool_mask", "float_mask"), "valid_lens": ("valid_lens",)}
+"""The options that such a parameter takes."""
 PARTNERS = {
     "query_segments": "key_segments",
     "cu_seqlens_q": "cu_seqlens_k",

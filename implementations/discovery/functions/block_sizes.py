@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd
@@ -26,8 +26,9 @@ MOST = 4
 """Tokens of a block."""
 LOOKED_AT = (((2, 5, 6, 4), 2), ((2, 6, 5, 4), 1), ((10, 6, 4), 1), ((6, 4), 0))
 """Shapes of inputs, and the axis of tokens."""
-WAYS = (3, 1)
-"""Numbers of tokens in a block of queries and of keys alike; the second divides every length."""
+WAYS = (((3, 3), (1, 1)), ((4, 3), (4, 2), (2, 1)), ((3, 4), (2, 4), (1, 2)))
+"""Numbers of tokens in a block of queries and in one of keys: as many, more, and fewer; the last are taken elsewhere,
+too, where a block has to divide lengths or other blocks."""
 UNLIKE = (PLAIN, PLAIN.sized(query_length=9, key_length=9), PLAIN.sized(query_length=5, key_length=18))
 NUMBER = {"num", "n", "number", "count"}
 OF_SPLITS = {"split", "splits"}
@@ -106,12 +107,23 @@ def in_small_blocks(check: ClaimCheck, function: Callable[..., Any]) -> dict[str
     both = {bool(names[name] & OF_QUERIES) for name in apart} == {True, False}
     if not both or not isinstance(call, RenamedCall) or OF_PATTERNS.search(code_of(as_written(function))):
         return {}
-    for size in WAYS:
-        given = dict.fromkeys(apart, size)
-        other = replace(call, options=replace(call.options, always={**call.options.always, **given}))
-        if not any(replace(check, function=other).run(case).error for case in UNLIKE):
-            return {f"with {', '.join(f'{name}={size}' for name, size in given.items())}": other}
-    return {}
+    found = {}
+    for ways in WAYS:
+        of_each = ({n: keys if names[n] & OF_KEYS else queries for n in apart} for queries, keys in ways)
+        several = ((each, _always(call, each)) for each in of_each)
+        taken = next((each for each in several if not _refuses(check, each[1])), None)
+        if taken is not None:
+            found[f"with {', '.join(f'{n}={size}' for n, size in taken[0].items())}"] = taken[1]
+    return found
+
+
+def _always(call: RenamedCall, given: Mapping[str, object]) -> RenamedCall:
+    """The call that is given these in addition to what it is always given."""
+    return replace(call, options=replace(call.options, always={**call.options.always, **given}))
+
+
+def _refuses(check: ClaimCheck, call: RenamedCall) -> bool:
+    return any(replace(check, function=call).run(case).error for case in UNLIKE)
 
 
 def in_splits(check: ClaimCheck, function: Callable[..., Any]) -> dict[str, RenamedCall]:
@@ -127,7 +139,6 @@ def in_splits(check: ClaimCheck, function: Callable[..., Any]) -> dict[str, Rena
     if OF_PATTERNS.search(code_of(as_written(function))):
         return {}
     for number in SPLITS:
-        other = replace(call, options=replace(call.options, always={**call.options.always, names[0]: number}))
-        if not any(replace(check, function=other).run(case).error for case in UNLIKE):
+        if not _refuses(check, other := _always(call, {names[0]: number})):
             return {f"with {names[0]}={number}": other}
     return {}

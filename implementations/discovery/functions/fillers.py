@@ -14,7 +14,7 @@ from attention_conformance.implementations.discovery.functions.block_sizes impor
 from attention_conformance.implementations.discovery.functions.given_sizes import BLOCK, Count, counts
 from attention_conformance.implementations.discovery.functions.needed_cap import HUGE
 from attention_conformance.implementations.discovery.signatures import switched_off, unfelt_like
-from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES, OPTIONS, is_open_mask
+from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES, OPTIONS, counts_keys, is_open_mask
 
 CHOSEN = {"topk", "k", "top", "num", "n", "keys", "number", "nearest"}
 """Words of which names of how many keys are chosen consist, `topk` or `top` among them."""
@@ -60,7 +60,7 @@ class Filler:
 def fillers(parameter: inspect.Parameter) -> list[Filler]:
     """What may change nothing in a parameter, the likelier first; nothing where that is unknown."""
     name, words = parameter.name, {*parameter.name.lower().split("_")}
-    option = KNOWN_NAMES.get(name)
+    option = KNOWN_NAMES.get(name) or ("valid_lens" if counts_keys(name) else None)
     found = _of_flag(parameter) or (_of_mask() if is_mask(name) else _of_number(name, words, option))
     if found or option is not None:
         return found or _of_option(option or "")

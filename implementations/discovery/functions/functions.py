@@ -32,6 +32,7 @@ from attention_conformance.implementations.discovery.documented import (
 )
 from attention_conformance.implementations.discovery.extras import ignored_parts, returns_scores
 from attention_conformance.implementations.discovery.finite_fills import causal_fill_as_seen
+from attention_conformance.implementations.discovery.functions.block_sizes import block_names
 from attention_conformance.implementations.discovery.functions.bucket_tables import with_bucket_table
 from attention_conformance.implementations.discovery.functions.dropout_forms import with_dropout_form
 from attention_conformance.implementations.discovery.functions.fewer_mask_axes import with_mask_axes
@@ -74,10 +75,11 @@ from attention_conformance.implementations.discovery.functions.one_sample import
     of_one_sample,
 )
 from attention_conformance.implementations.discovery.functions.other_keys import OtherKeys, other_keys
+from attention_conformance.implementations.discovery.functions.own_lengths import within_own_length
 from attention_conformance.implementations.discovery.functions.own_slopes import without_own_slopes
 from attention_conformance.implementations.discovery.functions.prefix_keys import SETTINGS as PREFIXED
 from attention_conformance.implementations.discovery.functions.prefix_keys import PrefixKeys, with_prefix_keys
-from attention_conformance.implementations.discovery.functions.seen_masks import with_mask_as_seen
+from attention_conformance.implementations.discovery.functions.seen_masks import with_mask_as_seen, with_pairs_as_seen
 from attention_conformance.implementations.discovery.functions.segments_from_one import with_segments_from_one
 from attention_conformance.implementations.discovery.functions.served import Served
 from attention_conformance.implementations.discovery.functions.several_needed import unjudged, with_what_is_needed
@@ -296,7 +298,7 @@ def _usual_candidate(
     elif not interface:
         check, masks = without_refused_masks(with_mask_axes(check, kind) if mask else check)
     if not interface and "bool-mask" not in settings:
-        check = with_padding_as_seen(check, kind)
+        check = with_pairs_as_seen(with_padding_as_seen(check, kind), kind)
     published_flag = options.spelled.get("is_causal") == PUBLISHED_FLAG
     check, flag = (check, []) if interface or published_flag else without_refused_flag(check)
     check, ignored = without_ignored(check, options, function)
@@ -344,6 +346,7 @@ def _usual_candidate(
         check = with_returned_weights(check, extras)
     if not interface and "log-of-nothing" not in settings:
         check = log_of_nothing_as_seen(check, extras)
+    check = check if interface else within_own_length(check, function, names)
     claims, notes = core_claims(check, kind.exact_dtype)
     claims, precision = with_precision(check, claims, {**documented, **settings})
     check = check.stating(*precision, *scale_given(signature_of(function), options))
@@ -369,5 +372,6 @@ def _usual_candidate(
     own = check.function.options if isinstance(check.function, RenamedCall) else options
     dropped = masks_of_dropout(function) if WAY in made.alternatives else ()
     findings = broken | windows | mask_findings(getattr(function, "function", function), own, judged, dropped)
-    findings = unknown_options(check, function, {*names, *findings}) | findings
+    blocks = {name for name in block_names(function) if any(f"{name}=" in text for text in made.alternatives)}
+    findings = unknown_options(check, function, {*names, *findings, *blocks}) | findings
     return replace(made, findings=findings, as_seen=masks_as_seen(own, judged))

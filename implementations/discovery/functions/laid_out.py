@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from attention_conformance.implementations.discovery.functions.three_axes import
 from attention_conformance.implementations.discovery.probe import first_part, near, parts_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, signature_of
 from attention_conformance.implementations.discovery.targets.loading import TargetError
-from attention_conformance.implementations.discovery.vocabulary import INPUTS, OPTIONS
+from attention_conformance.implementations.discovery.vocabulary import INPUTS, OPTIONS, counts_keys
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem
 
@@ -101,7 +101,7 @@ class LaidOut:
             return self._head_by_head((query, key, value), options)
         given = [self._into(x) for x in (query, key, value)]
         masks = {name: self._mask(options[name], query, key) for name in (MASKS - {self.key_mask}) & set(options)}
-        masks |= {name: self._of_heads(options[name], query) for name in self._rows & set(options)}
+        masks |= {name: self._of_heads(options[name], query) for name in self._rows(options)}
         masks |= {name: self._gates(options[name], value.shape[3]) for name in GATES & set(options)}
         answered = self._answer(given, {**options, **masks}, query)
         several = isinstance(answered, tuple | list)
@@ -148,10 +148,10 @@ class LaidOut:
             return mask
         return self._whole(mask, query, key).reshape((-1, query.shape[2], key.shape[2]))
 
-    @property
-    def _rows(self) -> set[str]:
+    def _rows(self, options: Iterable[str]) -> set[str]:
         """What has a row for each sample, and has to have one for each of its heads where B and H are in one."""
-        return LENGTHS if self.keys_of_samples or self.masks_of_samples else LENGTHS | {self.key_mask}
+        of_keys = set() if self.keys_of_samples or self.masks_of_samples else {self.key_mask}
+        return {name for name in options if name in LENGTHS | of_keys or counts_keys(name)}
 
     def _of_heads(self, rows: Any, query: Any) -> Any:
         """Lengths, or a mask of keys, for B and H in one, where it has these in one."""
@@ -207,7 +207,7 @@ class LaidOut:
         arrays = {name for name, each in options.items() if hasattr(each, "shape")}
         masks = {name: self._whole(options[name], query, key) for name in (MASKS - {self.key_mask}) & arrays}
         gates = {name: options[name] for name in GATES & arrays}
-        rows = {name: options[name] for name in self._rows & arrays}
+        rows = {name: options[name] for name in self._rows(arrays)}
         outputs = []
         for at in np.ndindex(*query.shape[:2]):
             own = {**options, **{name: each[at] for name, each in (masks | gates).items()}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from attention_conformance.implementations.discovery.claim_checks import MASKED, ClaimCheck
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
@@ -26,19 +27,40 @@ HIDING = {"bool_mask", "key_padding_mask"}
 def with_mask_as_seen(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, bool]:
     """The check with the first parameter that hides keys as its boolean mask, where no name is one of a mask.
 
-    Looked at are those after the inputs that are None by default and have unknown names. Also: whether there is one.
+    Looked at are those that `_unknown` gives. Also: whether there is one.
     """
     call = check.function
     assert isinstance(call, RenamedCall)
     if HIDING & call.options.spelled.keys():
         return check, False
-    taken = {*call.options.spelled.values(), *call.options.always, *call.options.misspelled, *KNOWN_NAMES}
-    for parameter in [*signature_of(call.function).parameters.values()][3:]:
-        if parameter.default is None and parameter.name not in taken:
-            tried = _masked_by(check, call, parameter.name)
-            if _hides(tried, kind):
-                return tried, True
-    return check, False
+    tried = (_masked_by(check, call, name) for name in _unknown(call))
+    found = next((each for each in tried if _hides(each, kind)), None)
+    return (check, False) if found is None else (found, True)
+
+
+def with_pairs_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
+    """The check with the first parameter that hides keys from queries as its boolean mask, next to a mask of keys."""
+    call = check.function
+    assert isinstance(call, RenamedCall)
+    if "key_padding_mask" not in call.options or "bool_mask" in call.options:
+        return check
+    claimed = check.claims.conventions.bool_mask
+    for name, form, polarity in product(_unknown(call), FORMS, Polarity):
+        masked = _masked_by(check, call, name)
+        own: Any = masked.function
+        hides = call.hides_padding is (polarity is claimed)  # what True means there stays as it is
+        formed = in_form(masked, kind, replace(own, form=form, hides_padding=hides), polarity)
+        if has_effect(formed, shaped(MASKED, form)) and hides_padding(formed):
+            return formed
+    return check
+
+
+def _unknown(call: RenamedCall) -> list[str]:
+    """Its parameters after the inputs that are None by default, and whose names are unknown."""
+    own = call.options
+    taken = {*own.spelled.values(), *own.always, *own.misspelled, *KNOWN_NAMES}
+    later = [*signature_of(call.function).parameters.values()][3:]
+    return [p.name for p in later if p.default is None and p.name not in taken]
 
 
 def _masked_by(check: ClaimCheck, call: RenamedCall, name: str) -> ClaimCheck:

@@ -60,6 +60,7 @@ class SizeLimits:
         negative, zero: whether the scale may be so.
         wider: whether values may be wider than keys.
         longest: the most queries or keys; 0: any number.
+        because: why there are no more, after "takes at most so many tokens".
     """
 
     own: Fit
@@ -71,6 +72,7 @@ class SizeLimits:
     zero: bool = True
     wider: bool = True
     longest: int = 0
+    because: str = "in the memory that it may have"
 
     def __call__(self, case: Case) -> Case | Unsupported:
         """The nearest case of these sizes; no width is made smaller, no length larger."""
@@ -81,7 +83,7 @@ class SizeLimits:
             return Unsupported(f"takes no scale of {fitted.scale:g}")
         sizes = fitted.sizes
         if self.longest and max(sizes.query_length, sizes.key_length) > self.longest:
-            return Unsupported(f"takes at most {self.longest} tokens in the memory that it may have")
+            return Unsupported(f"takes at most {self.longest} tokens {self.because}")
         fewer = sizes.query_length < sizes.key_length and not self.fewer
         more = sizes.query_length > sizes.key_length and not self.more
         if (fewer or more) and (fitted.causal or not self.of_causal):
@@ -264,6 +266,13 @@ def fit_few_heads(fit: Fit, case: Case) -> Case | Unsupported:
 def with_equal_lengths(check: ClaimCheck, of_causal: bool = False) -> ClaimCheck:
     """The check with as many queries as keys; `of_causal`: under a causal flag alone."""
     return _with(check, replace(_limits(check), fewer=False, more=False, of_causal=of_causal))
+
+
+def with_longest(check: ClaimCheck, longest: int, because: str) -> ClaimCheck:
+    """The check with so many tokens at most; see `SizeLimits`."""
+    limits = _limits(check)
+    fewer = not limits.longest or longest < limits.longest
+    return _with(check, replace(limits, longest=longest, because=because)) if fewer else check
 
 
 def _limits(check: ClaimCheck) -> SizeLimits:

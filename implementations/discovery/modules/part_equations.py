@@ -49,6 +49,7 @@ from attention_conformance.implementations.discovery.modules.part_uses import (
     role_in_transformer_xl,
 )
 from attention_conformance.implementations.discovery.modules.promises import text_of
+from attention_conformance.implementations.discovery.modules.stated_order import in_stated_order
 from attention_conformance.implementations.discovery.modules.template import (
     Projected,
     Variant,
@@ -273,7 +274,8 @@ def equations(
         uses = dict(zip(parts, chosen, strict=True))
         if gives(partial(whole.expected, uses=uses), module, problem, shown):
             uses = in_named_roles({path: RIGHT.get(use, use) for path, use in uses.items()})
-            return replace(whole, uses={path: _in_published_order(path, use) for path, use in uses.items()})
+            ordered = {path: _in_published_order(path, use) for path, use in uses.items()}
+            return replace(whole, uses={path: in_stated_order(make.kind, use) for path, use in ordered.items()})
     return _mistaken(whole, module, problem, parts, shown)
 
 

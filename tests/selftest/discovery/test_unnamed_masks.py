@@ -10,6 +10,8 @@ from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.functions.unknown_options import WHY
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 
 Make = Callable[[str], Implementation]
 ATTENTION = """
@@ -68,3 +70,107 @@ def test_heads_before_samples_are_read_from_documentation(make: Make) -> None:
     made = make(HEADS_FIRST)
     assert {Feature.FLOAT_MASK, Feature.KEY_PADDING} <= made.claims.features
     assert made.findings == {}
+
+
+TWO = """
+def f(q, k, v, key_mask=None, pair_mask=None):
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    seen = torch.ones_like(s, dtype=torch.bool)
+    if key_mask is not None:
+        seen = seen & key_mask[:, None, None]
+    if pair_mask is not None:
+        seen = {}
+    return s.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize(
+    ("seen", "polarity", "wrong"),
+    [
+        ("seen & pair_mask", Polarity.MAY_ATTEND, False),
+        ("seen & ~pair_mask", Polarity.MASKED_OUT, False),
+        ("pair_mask if key_mask is None else seen | pair_mask", Polarity.MAY_ATTEND, True),
+    ],
+)
+def test_pairs_are_masked_next_to_keys(make: Make, seen: str, polarity: Polarity, wrong: bool) -> None:
+    made = make(TWO.format(seen))
+    assert {Feature.BOOL_MASK, Feature.KEY_PADDING} <= made.claims.features
+    assert made.claims.conventions.bool_mask is polarity
+    verdicts = {each.status for each in run(made, ("masks.bool", "masks.padding", "masks.intersect"), ("float64",))}
+    assert (Status.FAIL in verdicts) is wrong
+
+
+LENGTHS = """
+def f(q, k, v, memory_lens):
+    lens, order = memory_lens.sort(descending=True, stable=True)
+    s = q[order] @ k[order].mT * q.shape[-1] ** -0.5
+    s = s.masked_fill(torch.arange(k.shape[2]) >= lens[:, None, None, None], -torch.inf)
+    return (s.softmax(-1) @ v[order])[{}]
+"""
+
+
+@pytest.mark.parametrize(("back", "wrong"), [("order.argsort()", False), ("order", True)])
+def test_lengths_are_known_by_words(make: Make, back: str, wrong: bool) -> None:
+    made = make(LENGTHS.format(back))
+    assert Feature.VALID_LENS in made.claims.features
+    verdicts = {each.status for each in run(made, ("shapes.meetings", "shapes.combinations"), ("float64",))}
+    assert (Status.FAIL in verdicts) is wrong
+
+
+TRAINED = """
+def f(q, k, v, trained=512):
+    seen = k.shape[2]
+    gain = max(1.0, math.log(seen) / math.log(trained))
+    return (q @ k.mT * gain * q.shape[-1] ** -0.5).softmax(-1) @ v
+"""
+
+
+def test_what_is_longer_than_a_number_of_its_own_is_not_judged(make: Make) -> None:
+    made = make("import math\n" + TRAINED)
+    assert made.findings == {"trained": WHY}
+    assert any("more than 512 tokens" in each for each in made.stated)
+    assert Status.FAIL not in {
+        each.status for each in run(made, ("numerics.accumulation", "shapes.large"), ("float64",))
+    }
+
+
+BLOCKS = """
+def f(q, k, v, causal=False, q_block=64, k_block=64):
+    rows = []
+    for at in range(0, q.shape[2], q_block):
+        own = q[:, :, at : at + q_block] * q.shape[-1] ** -0.5
+        ends = []
+        for start in range(0, k.shape[2], k_block):
+            if causal and start > at + {reach}:
+                break
+            ends.append(min(start + k_block, k.shape[2]))
+        s = own @ k[:, :, : ends[-1]].mT
+        if causal:
+            ahead = torch.arange(ends[-1]) > torch.arange(at, at + own.shape[2])[:, None]
+            s = s.masked_fill(ahead, -torch.inf)
+        rows.append(s.softmax(-1) @ v[:, :, : ends[-1]])
+    return torch.cat(rows, 2)
+"""
+
+
+@pytest.mark.parametrize(("reach", "wrong"), [("own.shape[2] - 1", False), ("0", True)])
+def test_blocks_of_queries_and_of_keys_may_have_other_sizes(make: Make, reach: str, wrong: bool) -> None:
+    made = make(BLOCKS.format(reach=reach))
+    assert made.findings == {}
+    assert (Status.FAIL in {each.status for each in run(made, ("relations.alternatives",), ("float64",))}) is wrong
+
+
+TABLE = '''
+def f(q, k, v, bias_table):
+    """bias_table (H, 2 n - 1): the number in column n - 1 + t is added for the distance t = {}."""
+    n, most = q.shape[2], (bias_table.shape[1] + 1) // 2
+    place = torch.arange(n)
+    bias = bias_table[:, place - place[:, None] + most - 1]
+    return (q @ k.mT * q.shape[-1] ** -0.5 + bias).softmax(-1) @ v
+'''
+
+
+@pytest.mark.parametrize(("distance", "wrong"), [("j - i", False), ("key - query", False), ("i - j", True)])
+def test_a_table_has_its_rows_in_the_order_that_is_documented(make: Make, distance: str, wrong: bool) -> None:
+    made = make(TABLE.format(distance))
+    assert (Status.FAIL in {each.status for each in run(made, ("modules.as-built",), ("float64",))}) is wrong
