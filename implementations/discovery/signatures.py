@@ -363,7 +363,7 @@ def _of_padding(keywords: set[str], spelled: Mapping[str, str]) -> dict[str, str
 def known_names(signature: inspect.Signature) -> Mapping[str, str]:
     """Every known name and an option that it takes; and what unknown ones take by their words."""
     named = [p for p in signature.parameters.values() if p.kind in _NAMED]
-    return KNOWN_NAMES | by_words([p.name for p in named if not isinstance(p.default, int | float | str)])
+    return {**KNOWN_NAMES, **by_words([p.name for p in named if not isinstance(p.default, int | float | str)])}
 
 
 def _misspelled(unknown: set[str], spelled: Mapping[str, str]) -> dict[str, str]:

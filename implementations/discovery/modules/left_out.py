@@ -107,5 +107,7 @@ def _changes(name: str, make: Constructor, call: ModuleCall, x: torch.Tensor, va
     module = in_mode(built(make), False)
     given = (replace(call, always={**call.always, name: value}) for value in values)
     first, *others = (safe_call(partial(each.plain, module, (x[0],) * 3, make.heads)).value for each in (call, *given))
-    alike = [each for each in others if first is not None and each is not None and each.shape == first.shape]
-    return any(each.isfinite().all() and not torch.allclose(first, each, rtol=1e-3, atol=1e-3) for each in alike)
+    if first is None:
+        return False
+    alike = [each for each in others if each is not None and each.shape == first.shape and each.isfinite().all()]
+    return not all(torch.allclose(first, each, rtol=1e-3, atol=1e-3) for each in alike)

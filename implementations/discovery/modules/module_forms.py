@@ -295,7 +295,8 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
         raise refused
     if reading is not None and (refused is not None or not usual):
         make = replace(make, places=reading.places, held=reading.held, widths=False, kv_heads=reading.kv_heads)
-    call = replace(call, tap=tap_of(built(make), _last_layer(make), answer, make.width, make.tokens))
+    if not call.tap:  # one that is known already is taken where it is called with another sequence, too
+        call = replace(call, tap=tap_of(built(make), _last_layer(make), answer, make.width, make.tokens))
     if call.tap and not _answers_tokens(make, call):
         raise UnknownFormError(f"its {call.tap!r} answers in another layout than the whole: {REMEDY}")
     return make, call, None if reading is None else reading.variant
