@@ -43,6 +43,8 @@ LEAST_BUCKETS = 3
 Build = Callable[[Problem], nn.Module]
 Numbers: TypeAlias = tuple[int, int]
 """Of buckets, and the distance from which on all keys share one."""
+Otherwise: TypeAlias = tuple[str, Constructor, Numbers, bool | None]
+"""A text, the class as it is built otherwise, its numbers, and whether its buckets are of one side, where known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,8 +170,9 @@ def tables_of(make: Constructor, module: nn.Module, call: Call) -> Mapping[str, 
         count, longest = (_number(owner, names) for names in (COUNTS, DISTANCES))
         usual = _buckets(make, call, count, longest, _one_sided(owner))
         found |= usual
-        for how, other, numbers in _with_other_numbers(make, count, longest) if usual else ():
-            others = _buckets(other, call, *numbers, _one_sided(owner))
+        otherwise = [*_with_other_numbers(make, count, longest), *_with_other_sides(make, count, longest)]
+        for how, other, numbers, sides in otherwise if usual else ():
+            others = _buckets(other, call, *numbers, _one_sided(owner) if sides is None else sides)
             found |= {f"{how}, {text}": each for text, each in others.items()}
     if make.window in (Size.WINDOW, Size.WINDOW_SIDES):
         name = next(name for name, size in make.sizes.items() if size is make.window)
@@ -197,7 +200,18 @@ def _buckets(make: Constructor, call: Call, count: int, longest: int, one_sided:
     return {f"the rows of {path}": BucketRows(tables(path), count, longest, one_sided) for path in paths}
 
 
-def _with_other_numbers(make: Constructor, count: int, longest: int) -> Iterator[tuple[str, Constructor, Numbers]]:
+def _with_other_sides(make: Constructor, count: int, longest: int) -> Iterator[Otherwise]:
+    """The class as it is built with the flag that states whether all buckets are of keys before the query."""
+    options = options_left_out(make)
+    names = BOTH_SIDED if any(option.name in BOTH_SIDED for option in options) else ONE_SIDED
+    for option in options:
+        if option.name in names and isinstance(option.default, bool):
+            other, one_sided = not option.default, option.default is (option.name in BOTH_SIDED)
+            made = with_options(make, {option.name: other})
+            yield f"built with {option.name}={other}", made, (count, longest), one_sided
+
+
+def _with_other_numbers(make: Constructor, count: int, longest: int) -> Iterator[Otherwise]:
     """The class as it is built with another number of buckets, or largest distance, than these; by a text."""
     for name in dict.fromkeys((*(option.name for option in options_left_out(make)), *make.options)):
         numbers = count, longest
@@ -207,7 +221,7 @@ def _with_other_numbers(make: Constructor, count: int, longest: int) -> Iterator
             numbers = count, _other(longest, count)
         if numbers != (count, longest):
             number = numbers[not name.endswith(COUNTS)]
-            yield f"built with {name}={number}", with_options(make, {name: number}), numbers
+            yield f"built with {name}={number}", with_options(make, {name: number}), numbers, None
 
 
 def _other(number: int, least: int) -> int:

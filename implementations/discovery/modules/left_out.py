@@ -21,6 +21,8 @@ from attention_conformance.implementations.discovery.unclaimed import unclaimed
 
 MOST_NAMED = 6
 """What is left out that is named."""
+OF_PLACES = {"start", "offset", "pos", "position", "step", "index", "idx", "layer", "seen"}
+"""Words in the names of numbers that state where tokens lie, or which layer it is."""
 UNKNOWN = "not judged: the suite does not know it, and it changes the answer"
 NARROW = "float16"
 """The dtype of the smallest range."""
@@ -82,10 +84,10 @@ def inputs_left_out(make: Constructor, call: ModuleCall, judged: Collection[str]
     if not (isinstance(make.kind, type) and issubclass(make.kind, torch.nn.Module)):
         return {}
     others = [name for name in never_given(make.kind, call) if name not in judged]
-    with torch_seeded(0):
-        x = torch.randn(2, 2, make.tokens, make.width)
-        names = [name for name in others if is_input(name) and _changes(name, make, call, x, [x[1]])]
-        options = [name for name in others if name not in names and _changes(name, make, call, x, _anything(x))]
+    x = _inputs(make)
+    names = [name for name in others if is_input(name) and _felt(name, make, call, [x[1]]) is not None]
+    options = [name for name in others if name not in names and _felt(name, make, call, _anything(x)) is not None]
+    options += felt_numbers(make, call)
     inputs = dict.fromkeys(names, "not judged: another input that changes the answer") | dict.fromkeys(options, UNKNOWN)
     return inputs | dict.fromkeys(_held_heads(make), "not judged with several heads: each is as wide as the inputs")
 
@@ -102,12 +104,52 @@ def _anything(x: torch.Tensor) -> list[object]:
     return [True, 2, 0.5, pairs, torch.sin(torch.arange(tokens**2).view(tokens, tokens)), down.expand(x.shape[1], -1)]
 
 
-def _changes(name: str, make: Constructor, call: ModuleCall, x: torch.Tensor, values: Iterable[object]) -> bool:
-    """Whether the answer without it is another one of the same shape than with one of these values."""
-    module = in_mode(built(make), False)
-    given = (replace(call, always={**call.always, name: value}) for value in values)
-    first, *others = (safe_call(partial(each.plain, module, (x[0],) * 3, make.heads)).value for each in (call, *given))
-    if first is None:
-        return False
-    alike = [each for each in others if each is not None and each.shape == first.shape and each.isfinite().all()]
-    return not all(torch.allclose(first, each, rtol=1e-3, atol=1e-3) for each in alike)
+def felt_numbers(make: Constructor, call: ModuleCall) -> dict[str, object]:
+    """Flags and numbers that its forward takes, and that the suite does not know: another value that is felt, of each.
+
+    As they come first in a new module: one that keeps what it made for a value may never feel the next one.
+    """
+    forward = safe_call(lambda: inspect.signature(make.kind.forward)).value  # type: ignore[attr-defined]
+    given = {*call.options.spelled.values(), *call.keywords, *call.always, *call.tables, *call.of_context.values()}
+    own = [p for p in (forward.parameters.values() if forward else ()) if p.name not in given]
+    values = {p.name: _others(p.default) for p in own if not words_of(p.name) & (PAST | OF_PLACES)}
+    felt = {name: _felt(name, make, call, others) for name, others in values.items() if others}
+    return {name: value for name, value in felt.items() if value is not None}
+
+
+def _others(default: object) -> list[object]:
+    """Other values than a flag or a number that is given by default."""
+    if isinstance(default, bool):
+        return [not default]
+    if isinstance(default, int):
+        return [number for number in (2, 3) if number != default]
+    return [default / 2 or 0.5] if isinstance(default, float) else []
+
+
+def _inputs(make: Constructor) -> torch.Tensor:
+    """(2, B, L, E), two inputs."""
+    return torch.randn((2, 2, make.tokens, make.width), generator=torch.Generator().manual_seed(0))
+
+
+def _felt(name: str, make: Constructor, call: ModuleCall, values: Iterable[object]) -> object:
+    """The first of these values with which the answer is another one of the same shape than without; None for none."""
+
+    def answer(each: ModuleCall) -> torch.Tensor | None:
+        with torch_seeded(0):
+            module = in_mode(built(make), False)
+        return safe_call(partial(each.plain, module, (_inputs(make)[0],) * 3, make.heads)).value
+
+    first = answer(call)
+    for value in values if first is not None else ():
+        other, again = (answer(replace(call, always={**call.always, name: value})) for _ in range(2))
+        if (
+            first is None
+            or other is None
+            or again is None
+            or other.shape != first.shape
+            or not torch.equal(other, again)
+        ):
+            continue  # it raises, answers in another form, or draws numbers
+        if other.isfinite().all() and not torch.allclose(first, other, rtol=1e-3, atol=1e-3):
+            return value
+    return None

@@ -21,7 +21,8 @@ STEPS = (2.0**-12, 2.0**-6, 2.0**-2)
 """Steps of parameters of about 1: in what is smooth, the slopes are alike in all of them, also in float32 inside."""
 SMOOTH = ROUNDINGS**0.125
 """The part of a slope by which it may differ between steps: where it does by more, as in what rounds its parameters to
-few values and hands their gradients on, a gradient is meant to be no slope."""
+few values and hands their gradients on, a gradient is meant to be no slope. Next to no gradient at all the small steps
+are enough: no bend makes a slope of nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,8 @@ class ParameterSlopes:
             along = [_along(each) for each in gradients]
             stated.append(sum(float((g * step).sum()) for g, step in zip(gradients, along, strict=True)))
             rises = [self._rise(module, group, along, cotangent, problem, size) for size in STEPS]
-            judged = _is_smooth(rises) and not self._keeps(module, group, along, problem, device)
+            smooth = _is_smooth(rises) or (stated[-1] == 0.0 and _is_smooth(rises[:2]))
+            judged = smooth and not self._keeps(module, group, along, problem, device)
             risen.append(min(rises, key=lambda each: abs(each - stated[-1])) if judged else stated[-1])
         texts = (f"by the gradient of {path}" for path in groups)
         others = [[*risen[:n], one, *risen[n + 1 :]] for n, one in enumerate(stated)]

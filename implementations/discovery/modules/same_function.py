@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from attention_conformance.implementations.adapters.as_built import AsBuilt, Run
+from attention_conformance.implementations.adapters.as_built import AsBuilt, Call, Run
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.built_otherwise import OF_SLICES, words_of_option
 from attention_conformance.implementations.discovery.modules.constructor_names import Size, size_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.dropping import RATE
+from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.harder_inputs import lengthened
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.signatures import of_constructor
@@ -52,6 +53,28 @@ class AfterLonger:
         sequences = problem, lengthened(problem, LONGER), problem
         first, _, last = (self.run.answer(module, each, device) for each in sequences)
         return Result(first, others={f"after a sequence of {LONGER} tokens": Result(last)})
+
+
+@dataclass(frozen=True, eq=False)
+class AfterUsual:
+    """A whole module that is given an option after a call without it."""
+
+    run: AsBuilt
+    call: Call
+
+    def __call__(self, problem: Problem, device: str) -> Result:
+        """The output of a new module with the option; its `others` is that of one that was called without before."""
+        first = self.run.answer(self.run.module(problem, device), problem, device, self.call)
+        module = self.run.module(problem, device)
+        self.run.answer(module, problem, device)
+        last = self.run.answer(module, problem, device, self.call)
+        return Result(first, others={"after a call without": Result(last)})
+
+
+def after_usual(run: AsBuilt, call: ModuleCall, given: Mapping[str, object]) -> dict[str, Run]:
+    """The runs with each of these options of its forward, by a text for messages."""
+    calls = {name: replace(call, always={**call.always, name: value}) for name, value in given.items()}
+    return {f"called with {name}={given[name]!r}": AfterUsual(run, each) for name, each in calls.items()}
 
 
 def after_longer(run: AsBuilt, limits: Mapping[str, Constructor]) -> dict[str, Run]:

@@ -45,7 +45,7 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
     lengthened,
     mixes_tokens,
 )
-from attention_conformance.implementations.discovery.modules.left_out import never_given
+from attention_conformance.implementations.discovery.modules.left_out import felt_numbers, never_given
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.neutrals import OF_PARTS, words_of
 from attention_conformance.implementations.discovery.modules.optional_inputs import untouched
@@ -53,7 +53,7 @@ from attention_conformance.implementations.discovery.modules.packed_samples impo
 from attention_conformance.implementations.discovery.modules.parameter_slopes import ParameterSlopes
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns
 from attention_conformance.implementations.discovery.modules.part_numbers import numbers
-from attention_conformance.implementations.discovery.modules.same_function import after_longer, other_ways
+from attention_conformance.implementations.discovery.modules.same_function import after_longer, after_usual, other_ways
 from attention_conformance.implementations.discovery.modules.window_masks import (
     window_masks,
 )
@@ -90,7 +90,8 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
         return {}
     build, bare = partial(built_for, whole, True), replace(call, tap="")
     given = dict(untouched(build, bare, make.kind, plain_problem(check), check.device))
-    apart = bool(left_out or counts or options or limits or given or keeps_wrongly(module))
+    felt = felt_numbers(make, call)
+    apart = bool(left_out or counts or options or limits or given or felt or keeps_wrongly(module))
     if not (apart or caches):
         return {}
     parts = [*_parts(module, make)]
@@ -118,7 +119,8 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     if not sized:
         otherwise |= moved_tokens((whole, replace(make, held={})), usable.call, problem, check.device)
     equal = numbers(make, makes, call, check, problem)
-    harder = _harder(usable, module, check, sized) | _answered({**equal, **after_longer(usable, limits)}, check)
+    harder = _harder(usable, module, check, sized)
+    harder |= _answered({**equal, **after_longer(usable, limits), **after_usual(usable, direct, felt)}, check)
     return {Feature.AS_BUILT: replace(usable, otherwise=otherwise | harder)}
 
 

@@ -46,3 +46,42 @@ def test_the_table_of_buckets_has_any_name(
 def test_another_parameter_is_no_table(make: Make) -> None:
     text = "def f(q, k, v, rel_bias=None, max_len=128):\n    return attend(q, k, v)[0]"
     assert Feature.BUCKETED_BIAS not in make(text).claims
+
+
+LAYER = """
+import math
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self, d_model, num_heads, num_buckets=32, max_distance=128, is_decoder=False):
+        super().__init__()
+        self.heads, self.num_buckets, self.max_distance = num_heads, num_buckets, max_distance
+        self.is_decoder = is_decoder
+        self.q, self.k, self.v, self.o = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
+        self.relative_attention_bias = nn.Embedding(num_buckets, num_heads)
+
+    def rows(self, ahead):
+        count = self.num_buckets if self.is_decoder else self.num_buckets // 2
+        far = {behind} if self.is_decoder else ahead.abs()
+        exact = count // 2
+        log = (far.clamp(min=1) / exact).log() / math.log(self.max_distance / exact) * (count - exact)
+        rows = torch.where(far < exact, far, (exact + log.long()).clamp(max=count - 1))
+        return rows if self.is_decoder else rows + (ahead > 0) * count
+
+    def forward(self, x):
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v)
+        )
+        place = torch.arange(x.shape[1])
+        ahead = place - place[:, None]
+        s = q @ k.mT + self.relative_attention_bias(self.rows(ahead)).permute(2, 0, 1)
+        if self.is_decoder:
+            s = s.masked_fill(ahead > 0, -torch.inf)
+        return self.o((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("behind", "wrong"), [("(-ahead).clamp(min=0)", False), ("ahead.clamp(min=0)", True)])
+def test_the_buckets_of_a_decoder_are_looked_at_too(make: Make, behind: str, wrong: bool) -> None:
+    made = make(LAYER.format(behind=behind), "Layer")
+    assert bool(failing(made, "modules.as-built")) is wrong

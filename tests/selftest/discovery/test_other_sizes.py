@@ -149,7 +149,8 @@ def test_functions_are_given_the_sizes_of_their_inputs(make: Make, text: str, sc
 
 
 BOTTOM_RIGHT = """
-def {name}(q, k, v, {more}):
+def {name}({inputs}, {more}):
+    q, k, v = {inputs}
     s = q @ k.mT / math.sqrt(q.shape[-1])
     if is_causal:
         later = torch.ones(s.shape[-2:], dtype=torch.bool).triu(1 + s.shape[-1] - s.shape[-2])
@@ -160,7 +161,8 @@ def {name}(q, k, v, {more}):
 
 @pytest.mark.parametrize("more", ["is_causal=True", "is_causal=False, training=False"])
 def test_a_flag_of_another_interface_promises_no_corner(make: Make, more: str) -> None:
-    text = "".join(BOTTOM_RIGHT.format(name=n, more=m) for n, m in (("f", more), ("g", "is_causal=False")))
+    written = BOTTOM_RIGHT.replace("{inputs}", "query, key, value")
+    text = "".join(written.format(name=n, more=m) for n, m in (("f", more), ("g", "is_causal=False")))
     own, published = make(text), make(text, "g")
     assert own.claims.conventions.causal_alignment == "bottom-right"
     assert published.claims.conventions.causal_alignment == "top-left"
