@@ -77,9 +77,14 @@ def _fitted(case: Case, claims: Claims) -> Case | Unsupported:
     if claims.scope is Scope.OP:
         return own_fit(claims, fitted if fitted.module is None else replace(fitted, module=None))
     nearest = own_fit(claims, replace(fitted, module=_form(fitted, claims)))
-    if isinstance(nearest, Case) and nearest.sizes != fitted.sizes:
+    if isinstance(nearest, Case) and (nearest.sizes != fitted.sizes or _shares_otherwise(nearest, fitted, claims)):
         nearest = own_fit(claims, replace(nearest, module=_form(nearest, claims)))  # other heads have other widths
     return nearest if isinstance(nearest, Unsupported) else _selectable(nearest)
+
+
+def _shares_otherwise(nearest: Case, fitted: Case, claims: Claims) -> bool:
+    """Whether a `fit` has chosen other inputs that are one array, which may have other widths."""
+    return nearest.module is not None and nearest.module.sharing is not _sharing(fitted, claims)
 
 
 def _with_tables(case: Case, claims: Claims) -> Case:

@@ -22,6 +22,12 @@ from attention_conformance.implementations.discovery.modules.constructors import
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan
+from attention_conformance.implementations.discovery.modules.self_options import (
+    alone_with,
+    is_alone_with,
+    promised_for_both,
+    without_context,
+)
 from attention_conformance.implementations.discovery.modules.template import output_of_problem
 from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -135,15 +141,20 @@ def _is_a_cap(option: Parameter) -> bool:
 
 def _causal(plan: ModulePlan, option: ConstructedOption) -> Claims | str:
     """A triangle, or one that begins a key too early or too late, which is a mistake."""
-    usual, seen = _keys(plan.check), _keys(given_option(plan, option.name, True))
+    given = given_option(plan, option.name, True)
+    usual, seen = _keys(plan.check), _keys(given)
     if usual is None or seen is None or not usual.all():
         return NO_TRIANGLE
-    if seen.all():
+    claims = plan.check.claims
+    if seen.all() and claims.alone and not promised_for_both(plan.call, plan.make.kind, option.name):
+        claims, given = alone_with(claims, {Feature.CAUSAL}), without_context(given)
+        seen = _keys(given)
+    if seen is None or seen.all():
         return IDLE
     triangles = (np.tri(TOKENS, k=later, dtype=bool) for later in (-1, 0, 1))
     if not any(np.array_equal(seen, each) for each in triangles):
         return NO_TRIANGLE
-    return _with_masks(_fitted(plan, _square), given_option(plan, option.name, True))
+    return _with_masks(replace(claims, fit=partial(_square, claims.fit)), given)
 
 
 def _with_masks(claims: Claims, given: ClaimCheck) -> Claims:
@@ -256,4 +267,6 @@ def _claimed(plan: ModulePlan, option: ConstructedOption, claims: Claims) -> Mod
     call = replace(plan.call, options=replace(plan.call.options, implied=implied))
     adapt = partial(module_run, make, evaluating=plan.evaluating)
     check = replace(plan.check, claims=claims, adapt=adapt, function=call)
-    return replace(plan, make=make, call=call, check=check.stating(f"built with {option.name!r} for {option.feature}"))
+    alone = ", in self-attention alone" if is_alone_with(claims, option.feature) else ""
+    stated = check.stating(f"built with {option.name!r} for {option.feature}{alone}")
+    return replace(plan, make=make, call=call, check=stated)

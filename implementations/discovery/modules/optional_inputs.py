@@ -65,6 +65,11 @@ class Untouched:
         return numbers.transpose(0, 1).contiguous() if self.call.length_first and len(shape) == 3 else numbers
 
 
+def _is_size(name: str) -> bool:
+    """Whether it is a number of tokens."""
+    return bool(words_of(name) & {"window", "windows"})
+
+
 def _in_one(arrays: dict[str, Any]) -> Any:
     parts = [to_array(each).astype("float64").ravel() for each in arrays.values() if each.is_floating_point()]
     return torch.cat([torch.from_numpy(part) for part in parts])[None, :, None].numpy()
@@ -82,7 +87,7 @@ def untouched(
         runs = {f"what it is given, with {name!r}": run}
         if words_of(name) & OF_SCORES:
             runs[f"what it is given, with {name!r} of each head"] = replace(run, of_heads=True)
-        known = words_of(name) & (POSITION_WORDS | OF_SCORES | {"embed"}) or is_input(name)
+        known = words_of(name) & (POSITION_WORDS | OF_SCORES | {"embed"}) or (is_input(name) and not _is_size(name))
         for how, each in runs.items() if known else ():
             if not safe_call(partial(each.inputs, problem, device)).error:
                 yield how, each

@@ -17,8 +17,11 @@ from attention_conformance.implementations.adapters.tensors import slopes, tenso
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.problem import Array, Problem
 
-STEPS = (2.0**-12, 2.0**-6, 2.0**-2)
-"""Steps of parameters of about 1: in what is smooth, the slopes are alike in all of them, also in float32 inside."""
+STEPS = (2.0**-12, 2.0**-8, 2.0**-6, 2.0**-2)
+"""Steps of parameters of about 1: in what is smooth, the slopes are alike in all of them, also in float32 inside.
+
+There 2**-8, the cube root of a rounding, leaves the least error: roundings fall with the step, curvature by its square.
+"""
 SMOOTH = ROUNDINGS**0.125
 """The part of a slope by which it may differ between steps: where it does by more, as in what rounds its parameters to
 few values and hands their gradients on, a gradient is meant to be no slope. Next to no gradient at all the small steps

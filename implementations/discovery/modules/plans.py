@@ -70,6 +70,7 @@ from attention_conformance.implementations.discovery.modules.promises import (
     is_unscaled,
 )
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
+from attention_conformance.implementations.discovery.modules.self_options import in_self_attention_alone
 from attention_conformance.implementations.discovery.modules.stated_bases import stated_base
 from attention_conformance.implementations.discovery.modules.unnamed_masks import with_unnamed_mask
 from attention_conformance.implementations.discovery.probe import HALF
@@ -235,6 +236,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     call = check.function if isinstance(check.function, ModuleCall) else call
     check, flags = without_flags(call, check) if observed else (check, [])
     check, seen = as_seen(call, check) if observed else (check, [])
+    check = in_self_attention_alone(call, kind, check)
     check, stated = without_unstated(kind, call, check)
     check, swallowed = without_swallowed(call, check, published)
     call, check = with_head_mask(call, check)
