@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.as_built import INPUTS, ROUNDINGS, AsBuilt, Call, moved_at
+from attention_conformance.implementations.adapters.as_built import ROUNDINGS, AsBuilt, Call
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.harder_inputs import TOKENS, lengthened
+from attention_conformance.implementations.discovery.modules.limited_caches import moved, rows_of, within_limit
 from attention_conformance.implementations.discovery.modules.neutrals import IDS, POSITION_WORDS, words_of
 from attention_conformance.implementations.discovery.modules.own_cache import (
     OF_ROOM,
@@ -108,7 +109,13 @@ def pieces_of(run: AsBuilt, kind: object, call: ModuleCall, problem: Problem | N
     known = dict(calls_in_pieces(kind, call))
     errors = {how: safe_call(partial(run.output, problem, device, each)).error for how, each in known.items()}
     answered = {how: each for how, each in known.items() if not errors[how]}
-    return {**answered, **driven(run, kind, call, lengthened(problem, SHORT), device)}
+    every = {**answered, **driven(run, kind, call, lengthened(problem, SHORT), device)}
+    return {how: _limited(run, each, kind, problem, device) for how, each in every.items()}
+
+
+def _limited(run: AsBuilt, way: InPieces, kind: object, problem: Problem, device: str) -> InPieces:
+    """The call in pieces of as many tokens as its cache keeps, where these are a limited number by what it states."""
+    return within_limit(way, kind, rows_of(run, None, device), rows_of(run, way, device), lengthened(problem))
 
 
 def in_long(run: AsBuilt, problem: Problem | None, device: str) -> Iterator[AsBuilt]:
@@ -153,11 +160,7 @@ def driven(run: AsBuilt, kind: object, call: ModuleCall, problem: Problem, devic
 
 def _rows(run: AsBuilt, way: InPieces | None, problem: Problem, device: str) -> Array | None:
     """Its rows in pieces; None where it cannot be called so, or keeps numbers of fewer bits."""
-    module = run.module(problem, device)
-    found = safe_call(partial(run.answer, module, problem, device, way)).value
-    kept = (each for part in module.modules() for each in [*part.buffers(False), *vars(part).values()])
-    narrow = any(isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize < 4 for x in kept)
-    return None if found is None or narrow or not np.isfinite(found).all() else found
+    return rows_of(run, way, device)(problem)
 
 
 def _is_near(one: Array | None, other: Array) -> bool:
@@ -184,27 +187,17 @@ def keeps_few(run: AsBuilt, way: InPieces, problem: Problem, device: str) -> boo
 
 def _moves_last(run: AsBuilt, way: InPieces | None, problem: Problem, device: str, tokens: range) -> bool:
     """Whether the last row changes with these tokens."""
-    one, other = (_rows(run, way, each, device) for each in (problem, _moved(problem, tokens)))
+    one, other = (_rows(run, way, each, device) for each in (problem, moved(problem, tokens)))
     if one is None or other is None:
         return False
     return bool(np.abs(other[:, -1] - one[:, -1]).max() > ROUNDINGS * np.abs(one).max())
-
-
-def _moved(problem: Problem, tokens: range) -> Problem:
-    """The problem with other tokens there."""
-    arrays = {}
-    for name in INPUTS:
-        arrays[name] = getattr(problem, name)
-        for token in tokens:
-            arrays[name] = moved_at(arrays[name], token)
-    return problem.with_arrays(arrays)
 
 
 def _changed(
     run: AsBuilt, way: InPieces, rows: Array | None, problem: Problem, device: str, tokens: range
 ) -> Array | None:
     """Which rows change with these tokens; None where they are not answered."""
-    found = _rows(run, way, _moved(problem, tokens), device)
+    found = _rows(run, way, moved(problem, tokens), device)
     if found is None or rows is None:
         return None
     return np.asarray(np.abs(found - rows).max((0, 2)) > ROUNDINGS * np.abs(rows).max())

@@ -40,6 +40,7 @@ from attention_conformance.implementations.discovery.modules.context_masks impor
 from attention_conformance.implementations.discovery.modules.emptied_twice import without_rows_emptied_twice
 from attention_conformance.implementations.discovery.modules.layout import fit_of_heads, holds_table
 from attention_conformance.implementations.discovery.modules.left_out import inputs_left_out, left_out, without_narrow
+from attention_conformance.implementations.discovery.modules.limited_caches import limits_stated
 from attention_conformance.implementations.discovery.modules.mask_ranks import unknown_masks
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
@@ -149,7 +150,7 @@ def module_candidate(
     findings = findings | inputs_left_out(plan.make, plan.call, positions_judged(modes))
     findings = findings | not_judged(modes, plan.make, plan.call, judged) | unknown_masks(plan.call, judged)
     as_seen = () if published else masks_as_seen(plan.call.options, judged)
-    check = check.stating(*left_out(plan.make, plan.call))
+    check = check.stating(*left_out(plan.make, plan.call), *limits_stated(alternatives.values(), modes))
     before = [*always, *plan.call.options.notes, *mode, *check.stated]
     notes = (
         f"a module class, {layout}",

@@ -15,6 +15,8 @@ from attention_conformance.implementations.adapters.native import WITHOUT_WEIGHT
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import TorchModule
 from attention_conformance.implementations.adapters.transforms import Through, unbatched
+from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
@@ -31,10 +33,12 @@ from attention_conformance.implementations.discovery.modules.constructors import
 from attention_conformance.implementations.discovery.modules.context_masks import BOTH_MASKS, with_both_masks
 from attention_conformance.implementations.discovery.modules.dropping import RATE, with_dropout
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.harder_inputs import TOKENS
+from attention_conformance.implementations.discovery.modules.limited_caches import answers_of, within_limit
 from attention_conformance.implementations.discovery.modules.mask_ranks import promised_per_key
 from attention_conformance.implementations.discovery.modules.module_masks import shaped
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
-from attention_conformance.implementations.discovery.modules.own_cache import calls_in_pieces
+from attention_conformance.implementations.discovery.modules.own_cache import InPieces, calls_in_pieces
 from attention_conformance.implementations.discovery.modules.packed_samples import BEHIND_OTHERS
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan
 from attention_conformance.implementations.discovery.modules.promises import (
@@ -45,6 +49,7 @@ from attention_conformance.implementations.discovery.modules.same_masks import m
 from attention_conformance.implementations.discovery.signatures import required
 from attention_conformance.implementations.discovery.vocabulary import INPUTS, MaskForm
 from attention_conformance.spec.cases import MaskShape
+from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Problem
 
 OF_STATE = {"cache", "present", "past", "incremental", "state", "kv"}
@@ -55,6 +60,8 @@ PROMISED = frozenset({WITHOUT_WEIGHTS, SAMPLES_OTHERWISE, AVERAGED_OF_SAMPLES})
 """What the published interface promises: where that raises, it fails."""
 
 
+LONG = PLAIN.sized(query_length=TOKENS, key_length=TOKENS)
+"""More tokens than any case in which other calls are judged."""
 SLICES = (1, 4)
 """Heads or samples that are computed at once, of which few numbers are multiples."""
 
@@ -109,7 +116,8 @@ def other_calls(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     yield from _called_otherwise(plan)
     yield from masks_as_numbers(plan)
     if plan.check.claims.premises.hides_later:
-        yield from ((way, plan.run(call, extras={})) for way, call in calls_in_pieces(plan.make.kind, plan.call))
+        ways = calls_in_pieces(plan.make.kind, plan.call)
+        yield from ((way, plan.run(_limited(plan, call), extras={})) for way, call in ways)
     if not plan.evaluating and plan.has_modes:
         yield "in evaluation mode", plan.run(evaluating=True)
         yield "in inference mode", plan.run(context=torch.inference_mode)
@@ -130,6 +138,16 @@ def other_calls(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
         yield evaluated, plan.run(make=make, evaluating=True)
         for way, (call, extras) in {**requested, **_without_weights(plan)}.items():
             yield f"{way}, {evaluated}", plan.run(call, make, evaluating=True, extras=extras)
+
+
+def _limited(plan: ModulePlan, way: InPieces) -> InPieces:
+    """The call in pieces of as many tokens as its cache keeps, where these are a limited number by what it states."""
+    fitted = fit(LONG, plan.check.claims)
+    if isinstance(fitted, Unsupported):
+        return way
+    problem = build(fitted, "float64").forward_only()
+    whole, pieces = (answers_of(plan.run(call, extras={}), plan.check.device) for call in (plan.call, way))
+    return within_limit(way, plan.make.kind, whole, pieces, problem)
 
 
 def _methods_of_slices(kind: object) -> list[str]:

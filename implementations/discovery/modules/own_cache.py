@@ -53,6 +53,7 @@ class InPieces:
         places: what states where a piece lies, by the parameter that takes it.
         part: where in an answer the cache is; 0: where keys and values of all tokens so far are.
         before: whether another sequence comes first, of which a cache that is written from its beginning keeps nothing.
+        most: tokens that its cache keeps by what it states: those that follow them are answered as a whole; 0: all.
     """
 
     call: ModuleCall
@@ -64,6 +65,7 @@ class InPieces:
     places: Mapping[str, Place] = field(default_factory=dict)
     part: int = 0
     before: bool = False
+    most: int = 0
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         tokens = given["query"].shape[1]
@@ -78,9 +80,16 @@ class InPieces:
         try:
             if self.before:
                 self._in_pieces(module, {**given, **dict.fromkeys(INPUTS, given["query"].flip(1))}, problem)
-            return self._in_pieces(module, given, problem)
+            return self._answered(module, given, problem)
         finally:
             in_mode(module, mode)
+
+    def _answered(self, module: nn.Module, given: Tensors, problem: Problem) -> torch.Tensor:
+        if not 0 < self.most < given["query"].shape[1]:
+            return self._in_pieces(module, given, problem)
+        later = first(self.call(module, given, problem))[0][:, self.most :]
+        few = {**given, **dict.fromkeys(INPUTS, given["query"][:, : self.most])}
+        return torch.cat([self._in_pieces(module, few, problem), later], 1)
 
     def _in_pieces(self, module: nn.Module, given: Tensors, problem: Problem) -> torch.Tensor:
         tokens, outputs = given["query"].shape[1], []
