@@ -164,6 +164,8 @@ class Implementation:
         as_seen: what no name and no documentation states, in words, and is judged as its behaviour shows it.
         stated: what was seen or left out before it was judged, and has to be known to read its verdict; the first
             screen states each.
+        documented: its own names of masks, of which its documentation states what True means: to read one the other way
+            round is a mistake of the candidate, and no slip of an adapter.
         unclaimed: notes on what it offers and is not claimed, with the reason; the first screen lists them.
         differing: exceptions of calls by which its interface was read, and that raised nothing when made once more.
         exits: exceptions that end a process, by which such calls left.
@@ -184,6 +186,7 @@ class Implementation:
     findings: Mapping[str, str] = field(default_factory=dict)
     as_seen: tuple[str, ...] = ()
     stated: tuple[str, ...] = ()
+    documented: tuple[str, ...] = ()
     unclaimed: tuple[str, ...] = ()
     differing: tuple[str, ...] = ()
     exits: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ SHOWN = (
 )
 HIDDEN = r"mask(?:ed|s)?(?: out)?|ignore[ds]?|pad(?:ding|ded|s)?|hid(?:e|den|es)|exclude[ds]?|block(?:ed|s)?"
 NEGATED = r"not|n't|never|no|un|non"
-VALUE = r"(?:true|false|ones|one(?! \w*mask)|zeros?|1s?|0s?)"
+VALUE = r"(?:true|false|ones|one(?! \w*mask)|zeros?|(?<!\.)[01](?:s|\.0)?)"
 STATED = re.compile(
     rf"(?P<value>\b{VALUE}\b)(?P<between>(?:(?!\b(?:true|false|[01])\b)[^.;,()\n]){{0,40}}?)"
     rf"(?:(?P<negated>\b(?:{NEGATED})[ -]?(?:be |to be )?)|\b)(?P<word>(?:{SHOWN}|{HIDDEN})\b)",
@@ -28,7 +28,7 @@ OF_OTHERS = re.compile(
     re.IGNORECASE,
 )
 """Names in comments that speak of what somebody else's function takes."""
-FALSE = re.compile(r"false|zeros?|0s?", re.IGNORECASE)
+FALSE = re.compile(r"false|zeros?|0(?:s|\.0)?", re.IGNORECASE)
 
 
 def as_written(function: object) -> object:
@@ -40,9 +40,14 @@ def as_written(function: object) -> object:
 
 def documented_polarity(target: object, name: str) -> Polarity | None:
     """What True in a mask means by every sentence that states it; None where none does, or two contradict."""
-    matches = (match for line in said_of(target, name) for match in STATED.finditer(line))
-    stated = {_polarity(match) for match in matches if not _is_of_another(match, name)}
+    stated = polarities_of(target, name)
     return stated.pop() if len(stated) == 1 else None
+
+
+def polarities_of(target: object, name: str) -> set[Polarity]:
+    """What True in a mask means by each sentence that may state it."""
+    matches = (match for line in said_of(target, name) for match in STATED.finditer(line))
+    return {_polarity(match) for match in matches if not _is_of_another(match, name)}
 
 
 def _is_of_another(match: re.Match[str], name: str) -> bool:
@@ -208,7 +213,7 @@ def states_booleans_alone(target: object, name: str) -> bool:
 
     It may call the only mask "mask", whatever its parameter is called.
     """
-    paragraphs = (each for text in documents_of(target) for each in _paragraphs(text))
+    paragraphs = (each for text in documents_of(target) for each in paragraphs_of(text))
     said = [*(_of_mask(target, name) or _of_mask(target, "mask")), *filter(BOOLEAN_MASKS.search, paragraphs)]
     return any(map(OF_BOOLEANS.search, said)) and not any(map(NUMBERS.search, said))
 
@@ -230,7 +235,7 @@ def said_of(target: object, name: str) -> list[str]:
     """The paragraphs of its documentation and comments that name the mask: a line with those that go on with it."""
     documents = documents_of(target)
     comments = [line for line in _comments(target) if not OF_OTHERS.search(line)]
-    paragraphs = [part for text in documents for part in _paragraphs(text)]
+    paragraphs = [part for text in documents for part in paragraphs_of(text)]
     return [part for part in (*paragraphs, *comments) if re.search(rf"\b{re.escape(name)}\b", part)]
 
 
@@ -279,7 +284,7 @@ def _is_cut(line: str, following: str) -> bool:
     return cut and following[:1].islower() and not ENTRY.match(following)
 
 
-def _paragraphs(text: str) -> list[str]:
+def paragraphs_of(text: str) -> list[str]:
     """Each line with the more indented ones below it, and with those in which its sentence goes on."""
     parts: list[str] = []
     indent, last = 0, ""

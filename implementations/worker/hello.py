@@ -54,7 +54,7 @@ class Hello:
 
     Attributes:
         memory: bytes that the candidate may allocate, if the worker has limited them.
-        findings, as_seen, stated, unclaimed, differing, exits: see `Implementation`.
+        findings, as_seen, stated, documented, unclaimed, differing, exits: see `Implementation`.
     """
 
     protocol: int
@@ -70,6 +70,7 @@ class Hello:
     findings: Mapping[str, str] = field(default_factory=dict)
     as_seen: tuple[str, ...] = ()
     stated: tuple[str, ...] = ()
+    documented: tuple[str, ...] = ()
     unclaimed: tuple[str, ...] = ()
     differing: tuple[str, ...] = ()
     exits: tuple[str, ...] = ()

@@ -155,6 +155,7 @@ def implementation_of(door: Door, hello: Hello) -> Implementation:
         findings={shortened(name): shortened(why) for name, why in [*hello.findings.items()][:MOST_NOTES]},
         as_seen=tuple(map(shortened, hello.as_seen[:MOST_NOTES])),
         stated=tuple(map(shortened, hello.stated[:MOST_NOTES])),
+        documented=tuple(map(shortened, hello.documented[:MOST_NOTES])),
         unclaimed=tuple(map(shortened, hello.unclaimed[:MOST_NOTES])),
         differing=tuple(map(shortened, hello.differing[:MOST_NOTES])),
         exits=tuple(map(shortened, hello.exits[:MOST_NOTES])),

@@ -147,6 +147,7 @@ class Worker:
                 "findings": dict(loaded.findings),
                 "as_seen": list(loaded.as_seen),
                 "stated": list(loaded.stated),
+                "documented": list(loaded.documented),
                 "unclaimed": list(loaded.unclaimed),
                 "differing": list(loaded.differing),
                 "exits": list(loaded.exits),

@@ -149,7 +149,7 @@ def module_candidate(
     findings = findings | unused_caches(kind, alternatives, modes)
     findings = findings | inputs_left_out(plan.make, plan.call, positions_judged(modes))
     findings = findings | not_judged(modes, plan.make, plan.call, judged) | unknown_masks(plan.call, judged)
-    as_seen = () if published else masks_as_seen(plan.call.options, judged)
+    as_seen = () if published or plan.documented else masks_as_seen(plan.call.options, judged)
     check = check.stating(*left_out(plan.make, plan.call), *limits_stated(alternatives.values(), modes))
     before = [*always, *plan.call.options.notes, *mode, *check.stated]
     notes = (
@@ -166,7 +166,9 @@ def module_candidate(
     claims = replace(claims, features=claims.features | set(modes))
     construct = plan.make.constructs and partial(_built_and_called, plan)
     made = Implementation(name, claims, plan.run(), construct=construct, alternatives=alternatives, modes=modes)
-    return replace(with_notes(made, notes), findings=findings, as_seen=as_seen, stated=check.stated)
+    documented = (plan.documented,) if plan.documented else ()
+    made = replace(with_notes(made, notes), findings=findings, as_seen=as_seen, stated=check.stated)
+    return replace(made, documented=documented)
 
 
 def _without_refused_lengths(check: ClaimCheck, plan: ModulePlan) -> tuple[ClaimCheck, list[str]]:

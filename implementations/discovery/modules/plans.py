@@ -72,6 +72,7 @@ from attention_conformance.implementations.discovery.modules.promises import (
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
 from attention_conformance.implementations.discovery.modules.self_options import in_self_attention_alone
 from attention_conformance.implementations.discovery.modules.stated_bases import stated_base
+from attention_conformance.implementations.discovery.modules.stated_meanings import with_stated_meaning
 from attention_conformance.implementations.discovery.modules.unnamed_masks import with_unnamed_mask
 from attention_conformance.implementations.discovery.probe import HALF
 from attention_conformance.spec.cases import Case, MaskShape, Padding
@@ -94,6 +95,7 @@ class ModulePlan:
         check: its claims, as far as constructor, parameters and forward show them.
         notes: on parts of its answer that are not used.
         always: what it does in each call, seen as its parameters were read.
+        documented: its own name of a mask in which True means what its documentation states, and not what is seen.
         norms: of queries and keys, which are taken out until its premises are known.
     """
 
@@ -105,6 +107,7 @@ class ModulePlan:
     notes: tuple[str, ...]
     always: Premises = NO_PREMISES
     norms: FoundNorm | None = None
+    documented: str = ""
 
     @property
     def has_modes(self) -> bool:
@@ -240,12 +243,13 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check, stated = without_unstated(kind, call, check)
     check, swallowed = without_swallowed(call, check, published)
     call, check = with_head_mask(call, check)
+    call, check, documented = with_stated_meaning(call, check, kind) if observed else (call, check, "")
     seen = [*limits.notes, *sizes, *masks, *flags, *seen, *stated, *swallowed]
     plain = check.run(PLAIN)
     extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))
     always = replace(NO_PREMISES if variant is None else variant.premises, causal=False, length=length)
     notes = (*ignored_parts(parts(plain), extras), *seen)
-    return ModulePlan(make, call, evaluating, extras, check, notes, always, norms_inside(make, call))
+    return ModulePlan(make, call, evaluating, extras, check, notes, always, norms_inside(make, call), documented)
 
 
 def _windows(module: nn.Module) -> list[int]:

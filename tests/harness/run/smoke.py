@@ -49,6 +49,8 @@ def _mistakes(judge: Judge) -> Iterator[Mistake]:
         yield from map(Mistake, _of_output(judge, problem, result))
         return
     yield from map(Mistake, _of_weights(judge, problem, result))
+    if judge.implementation.documented:
+        return
     if _inverted(judge, MASKS, "attn_mask"):
         yield _read_otherwise(judge, "boolean mask")
     if _inverted(judge, PADDINGS, "key_padding_mask"):
