@@ -17,8 +17,8 @@ NUMBER = r"(?:ones?|zeros?|[01]s|[01](?:\.0?)?)"
 VALUE = rf"(?<![\w.\-+])(?P<value>true|false|{NUMBER})(?!\w|\.\d| ?d\b|-?dim)"
 EFFECTS = {
     Polarity.MAY_ATTEND: (
-        r"keep|kept|attend(?:ed|s)?(?: to)?|attention(?: is allowed)?|visible|seen|takes? part"
-        r"|taking part|participates?|allowed|included?"
+        r"keep|kept|attend(?:ed|s)?(?: to)?|attention(?: is allowed)?(?! to\b)|visible|seen|takes? part"
+        r"|taking part|participates?|allowed(?! to be\b)|included?"
         r"|used|valid|real|exists?|present|unmasked|non-?pad(?:ded|ding)?"
     ),
     Polarity.MASKED_OUT: (
@@ -59,7 +59,7 @@ TURNED = re.compile(r"\b(?:not|no|never|non|without|neither|nor|\w+n't)\b[^.,;]{
 """A negation that may belong to what stands behind it."""
 PLAIN = re.compile(
     r"keep|kept|attend(?:ed|s)?(?: to)?|takes? part|taking part|participates?|masked(?: out)?|mask out|ignored?"
-    r"|excluded?|hidden|hides?|pads?|padded|padding|real|allowed|attention is allowed",
+    r"|excluded?|hidden|hides?|pads?|padded|padding|real|visible|unmasked|allowed|attention is allowed",
     re.IGNORECASE,
 )
 """Effects that one value alone states without doubt."""
@@ -74,7 +74,8 @@ DOUBTFUL = re.compile(
 """Words of sentences that may speak of another mask, or of another one that is made of it."""
 OF_AXES = re.compile(
     r"(?:\b(?:axis|axes|dim|dims|dimension|index|layer|step|head|rank|shape|size|length|than|least|most|version|by|from|or"
-    r"|dtype|chunk|stage|level|type)|[=<>*/+x])\s*$",
+    r"|dtype|chunk|stage|level|type|tokens?|positions?|keys?|query|queries|rows?|columns?|samples?|channel|\w*id|idx|number"
+    r"|first|last|group|block|padding|pad|class|label|at|of)|[=<>*/+x])\s*$",
     re.IGNORECASE,
 )
 """What stands before a number that is no value of a mask."""

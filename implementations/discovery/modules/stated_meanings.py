@@ -9,7 +9,6 @@ from attention_conformance.implementations.discovery.claim_checks import MASKED,
 from attention_conformance.implementations.discovery.documented_masks import unmistakable_polarity
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED, has_effect
 from attention_conformance.implementations.discovery.modules.module_masks import shaped
-from attention_conformance.implementations.discovery.vocabulary import is_open_mask
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 
 MASKS = ("bool_mask", "key_padding_mask")
+PROMISED = {"key_padding_mask"}
+"""Names that state what True means: those of torch.nn.MultiheadAttention alone."""
 MEANINGS = {Polarity.MASKED_OUT: "hides a key", Polarity.MAY_ATTEND: "shows a key"}
 
 
@@ -28,7 +29,7 @@ def with_stated_meaning(call: ModuleCall, check: ClaimCheck, kind: object) -> tu
     """
     names = [call.options.spelled[each] for each in MASKS if each in call.options.spelled]
     own = next(iter(names), "")
-    if not (is_open_mask(own) or own == "attn_mask") or not _has_its_effect(call, check):
+    if not own or own in PROMISED or not _has_its_effect(call, check):
         return call, check, ""
     stated = {unmistakable_polarity(kind, name) for name in (*names, *call.of_context.values())} - {None}
     if len(stated) != 1 or call.polarity in stated:

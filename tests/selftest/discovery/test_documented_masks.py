@@ -7,6 +7,10 @@ from attention_conformance.spec.conventions import Polarity
 from attention_conformance.tests.selftest.discovery.making import Make, failing
 
 SHOWS = (
+    "mask: True if query i attends to key j",
+    "mask: (B, T), True for real tokens; padded positions are 0 in the output",
+    "mask: shape [*, N_res]. 1.0 for real residues and 0.0 for padded ones",
+    "mask: attention weights are masked out if their value is `False`, True = keep",
     "mask: (b, m) boolean, True for the context tokens that exist, False for the padded ones",
     "mask: Mask to avoid attention on padding tokens. Mask values selected in `[0, 1]`:\n\n"
     "    - 1 for tokens that are **not masked**,\n    - 0 for tokens that are **masked**.",
@@ -29,6 +33,9 @@ SHOWS = (
     "mask (jnp.ndarray): True values are attended to, False values are ignored.",
 )
 HIDES = (
+    "mask: 0 = attend, 1 = don't",
+    "mask: True = do not attend",
+    "mask: (B, S), True marks keys to hide. The others are untouched.",
     "mask: shape (batch, src_len), where padding elements are indicated by 1s.",
     "mask (ByteTensor): binary ByteTensor of shape (batch, src_len) where padding elements are indicated by ``1``.",
     "mask: mask[tgt_i, src_j] = 1 means that we exclude (mask out) src_j, = 0 means it is included in attention",
@@ -72,6 +79,9 @@ DOUBTFUL = (
     "mask: True where padding is absent",
     "mask: tokens that need not be padded are 1",
     "mask: non padded tokens are 1",
+    "mask: padded at the end, token 0 is ignored",
+    "mask: True means attention to this position is prevented",
+    "mask: set True to keep padding hidden",
     "mask: none. key_padding_mask: True = padding",
 )
 
