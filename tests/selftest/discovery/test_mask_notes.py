@@ -75,7 +75,7 @@ def test_one_that_raises_is_a_finding(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("words", "contradicted"),
-    [("1 = keep, 0 = padding", True), ("True for the keys that are ignored", False), ("shown as 1, or 0", False)],
+    [("1 = valid", True), ("True for the keys that are ignored", False), ("shown as 1, or 0", False)],
 )
 def test_documentation_that_states_the_other_meaning_is_a_finding(make: Make, words: str, contradicted: bool) -> None:
     text = MASKED.format(name="mask", hidden="mask[:, None, None]")
