@@ -246,10 +246,13 @@ def in_form(check: ClaimCheck, kind: ArrayKind, call: RenamedCall, polarity: Pol
 
 
 def _masks(check: ClaimCheck, form: MaskForm) -> bool:
-    """Whether a boolean mask changes more than added numbers would: it may be a mistake."""
+    """Whether a boolean mask changes more than added numbers would: it may be a mistake. Where all raise, it is none."""
     case = shaped(MASKED, form)
-    masked, number = check.run(case), check.run(replace(case, pattern=Pattern.ALL))
-    return bool(masked.error or number.error) or not near_outputs(number, check.run(PLAIN), check.dtype)
+    masked, open_one = check.run(case), check.run(replace(case, pattern=Pattern.ALL))
+    if masked.error and open_one.error:
+        return False
+    refused = bool(masked.error or open_one.error)
+    return refused or not near_outputs(open_one, check.run(PLAIN), check.dtype)
 
 
 def without_ignored(check: ClaimCheck, options: Options, function: object) -> tuple[ClaimCheck, list[str]]:

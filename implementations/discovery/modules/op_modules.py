@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     size_of,
     value_of,
 )
+from attention_conformance.implementations.discovery.modules.emptying import emptied, emptied_by
 from attention_conformance.implementations.discovery.modules.held_arrays import arrays_in, method_of
 from attention_conformance.implementations.discovery.probe import parts_of, shape_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, positional, required, role
@@ -54,12 +55,14 @@ def as_function(kind: type) -> Callable[..., Any] | None:
     build = cache(lambda width, heads: built_in_heads(kind, width, heads))
     parameters = list(inspect.signature(method).parameters.values())[1:]
     heads = next((p.name for p in inspect.signature(kind).parameters.values() if _counts_heads(p)), "")
+    resets = emptied_by(kind)
     merged = bool(heads) and len(inputs) > 2 and not alone and not _takes_heads(_called(made, name))
 
     def call(first: Any, *others: Any, **options: Any) -> Any:
         count = options.pop(heads) if heads and (merged or alone) else first.shape[1]
         made = build(first.shape[-1] // count if merged else first.shape[-1], count)
-        return _called(made, name)(first, *others, **options)
+        whole = partial(_called(made, name), first, *others, **options)
+        return emptied(getattr(made, resets), whole) if resets else whole()
 
     named = cast(Any, update_wrapper(call, kind, assigned=("__name__", "__module__", "__doc__"), updated=()))
     if merged:

@@ -174,3 +174,52 @@ def f(q, k, v, bias_table):
 def test_a_table_has_its_rows_in_the_order_that_is_documented(make: Make, distance: str, wrong: bool) -> None:
     made = make(TABLE.format(distance))
     assert (Status.FAIL in {each.status for each in run(made, ("modules.as-built",), ("float64",))}) is wrong
+
+
+FOLDED = '''
+def f(q, k, v, attn_mask=None, scale=None):
+    """q (N, L, D), k and v (N, S, D), heads in the first axis. attn_mask: (L, S) or (N, L, S), added to the scores."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if attn_mask is None:
+        return (q @ k.mT * scale).softmax(-1) @ v
+    mask = attn_mask[None] if attn_mask.ndim == 2 else attn_mask
+    return ({}).softmax(-1) @ v
+'''
+
+
+@pytest.mark.parametrize(
+    ("scores", "wrong"),
+    [
+        ("torch.baddbmm(mask.expand(len(q), -1, -1), q, k.mT, alpha=scale)", False),
+        ("torch.baddbmm(mask.expand(len(q), -1, -1), q, k.mT) * scale", True),
+    ],
+)
+def test_numbers_are_added_where_no_boolean_is_taken(make: Make, scores: str, wrong: bool) -> None:
+    made = make(FOLDED.format(scores))
+    assert Feature.FLOAT_MASK in made.claims.features
+    assert (Status.FAIL in {each.status for each in run(made, ("masks.float",), ("float64",))}) is wrong
+
+
+STREAM = """
+class f:
+    def __init__(self, window):
+        self.window = window
+        self.reset()
+
+    def reset(self):
+        self.k = self.v = None
+
+    def __call__(self, q, k, v):
+        k, v = (x if y is None else torch.cat([y, x], 2) for x, y in ((k, self.k), (v, self.v)))
+        self.k, self.v = k[:, :, -self.window :].detach(), v[:, :, -self.window :].detach()
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        place = torch.arange(k.shape[2])
+        far = place[k.shape[2] - q.shape[2] :, None] - place
+        return s.masked_fill((far < 0) | (far >= self.window), -torch.inf).softmax(-1) @ v
+"""
+
+
+def test_an_object_that_holds_a_stream_is_emptied_before_each_call(make: Make) -> None:
+    verdicts = {each.status for each in run(make(STREAM), ("scores.*", "effects.repeatable"), ("float64",))}
+    assert Status.PASS in verdicts
+    assert Status.FAIL not in verdicts
