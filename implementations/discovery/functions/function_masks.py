@@ -246,7 +246,7 @@ def in_form(check: ClaimCheck, kind: ArrayKind, call: RenamedCall, polarity: Pol
 
 
 def _masks(check: ClaimCheck, form: MaskForm) -> bool:
-    """Whether a boolean mask changes more than added numbers would: it may be a mistake. Where all raise, it is none."""
+    """Whether a boolean mask changes more than numbers would, which may be a mistake; it is none where all raise."""
     case = shaped(MASKED, form)
     masked, open_one = check.run(case), check.run(replace(case, pattern=Pattern.ALL))
     if masked.error and open_one.error:

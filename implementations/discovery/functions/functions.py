@@ -9,6 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from attention_conformance.implementations.api.contract import Claims, Implementation, any_case
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always import corner_as_seen, with_premises, without_broken_lengths
 from attention_conformance.implementations.discovery.chunks import without_chunks
 from attention_conformance.implementations.discovery.claim_checks import (
@@ -46,6 +47,7 @@ from attention_conformance.implementations.discovery.functions.function_calls im
 )
 from attention_conformance.implementations.discovery.functions.function_implementation import implementation_of
 from attention_conformance.implementations.discovery.functions.function_masks import (
+    OF_MASKS,
     with_mask_form,
     with_one_head_in_groups,
     with_padding_as_seen,
@@ -87,6 +89,7 @@ from attention_conformance.implementations.discovery.functions.shaped_tables imp
 from attention_conformance.implementations.discovery.functions.size_limits import fit_few_heads, with_size_limits
 from attention_conformance.implementations.discovery.functions.suited import suited_in_size
 from attention_conformance.implementations.discovery.functions.table_forms import with_other_forms, with_table_form
+from attention_conformance.implementations.discovery.functions.three_axes import with_three_alone
 from attention_conformance.implementations.discovery.functions.unknown_options import unknown_options
 from attention_conformance.implementations.discovery.grouped_masks import without_masks_of_heads
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
@@ -183,11 +186,21 @@ def function_candidate(
         laid = _serving_candidate(name, function, settings, device, premises, by_name=False, single=True)
         if laid is not None:
             return laid
+    if _refuses_masks(made, function) and (three := with_three_alone(function)) is not None:
+        laid = _laid_out_candidate(name, three, settings, device, premises)
+        if laid is not None and not _refuses_masks(laid, function):
+            return laid
     if not answers_uneven(made, device):
         transposed = _made(name, TransposedKeys(function), settings, device, premises)
         if transposed is not None and answers_uneven(transposed, device):
             return transposed
     return with_all_it_returns(made, function, usual)
+
+
+def _refuses_masks(made: Implementation, function: Callable[..., object]) -> bool:
+    """Whether a mask among its parameters is not claimed."""
+    features = safe_call(lambda: options_of(signature_of(function)).features).value or frozenset()
+    return bool(features & OF_MASKS) and not made.claims.features & {*OF_MASKS, Feature.KEY_PADDING}
 
 
 def _shipped_candidate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,33 @@ BY_RANK = re.compile(r"\b3[- ]?D\b[\s\S]*\b4[- ]?D\b|\b4[- ]?D\b[\s\S]*\b3[- ]?D
 """Words for inputs of both kinds."""
 OF_QUERIES, OF_KEYS = {"q_num_heads", *HEAD_COUNTS}, {"kv_num_heads", "num_kv_heads", "k_num_heads", "n_kv_heads"}
 ONE_HEAD = "without an axis of heads, (B, L, d)"
+
+
+@dataclass(frozen=True)
+class ThreeAlone:
+    """A function that takes inputs of three axes alone, though others would be broadcast."""
+
+    function: Callable[..., Any]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return signature_of(self.function)
+
+    def __call__(self, query: Any, key: Any, value: Any, *more: Any, **options: Any) -> Any:
+        """Its answer.
+
+        Raises:
+            ValueError: the query has another number of axes.
+        """
+        if query.ndim != 3:
+            raise ValueError(f"by its documentation a query has 3 axes, and this one has {query.ndim}")
+        return self.function(query, key, value, *more, **options)
+
+
+def with_three_alone(function: Callable[..., Any]) -> ThreeAlone | None:
+    """The function, if its documentation has queries of three axes, and of no four."""
+    text = inspect.getdoc(function) or ""
+    return ThreeAlone(function) if AXES[3].search(text) and not AXES[4].search(text) else None
 
 
 @dataclass(frozen=True)
