@@ -85,6 +85,11 @@ def options_left_out(make: Constructor) -> list[inspect.Parameter]:
     return [p for p in signature.parameters.values() if not is_variadic(p) and p.name not in given]
 
 
+def causal_by_default(make: Constructor) -> list[str]:
+    """The options of its constructor that hide later tokens, and are on by default."""
+    return [p.name for p in options_left_out(make) if p.default is True and words_of(p.name) & OF_CAUSALITY]
+
+
 def with_options(make: Constructor, given: Mapping[str, object]) -> Constructor:
     """The class as it is built with more options."""
     if make.settings:

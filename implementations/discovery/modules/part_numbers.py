@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
     hiding,
     lengthened,
 )
+from attention_conformance.implementations.discovery.modules.not_causal import not_causal
 from attention_conformance.implementations.discovery.modules.part_equations import equations
 from attention_conformance.implementations.discovery.modules.template import Variant
 from attention_conformance.implementations.discovery.modules.transformer_xl import relative_positions
@@ -49,6 +50,7 @@ def numbers(
             runs |= _harder(f"{how}, " * bool(how) + f"with the numbers of {', '.join(run.uses)}", run, check)
     if (relative := relative_positions(make, call, _variant(check), problem, check.device)) is not None:
         runs |= _harder(f"with the numbers of {', '.join(relative.uses)}", relative, check)
+    runs |= dict(not_causal(make, call, _variant(check), problem, check.device))
     runs |= added_positions(make, call, _variant(check), problem, check.device)
     runs |= added_input(make, call, problem, check.device)
     for how, each in {"": make, **makes}.items():

@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.modules.bare import POSITIO
 from attention_conformance.implementations.discovery.modules.bias_tables import tables_of
 from attention_conformance.implementations.discovery.modules.built_otherwise import (
     OF_CAUSALITY,
+    causal_by_default,
     causal_too,
     limited,
     turned_on,
@@ -91,7 +92,8 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     build, bare = partial(built_for, whole, True), replace(call, tap="")
     given = dict(untouched(build, bare, make.kind, plain_problem(check), check.device))
     felt = felt_numbers(make, call)
-    apart = bool(left_out or counts or options or limits or given or felt or keeps_wrongly(module))
+    optional = felt or causal_by_default(make)
+    apart = bool(left_out or counts or options or limits or given or optional or keeps_wrongly(module))
     if not (apart or caches):
         return {}
     parts = [*_parts(module, make)]

@@ -67,3 +67,31 @@ def test_a_mask_has_any_name(make: Make) -> None:
     made = make(LAYER.format(option="shown=None", line=line), name="Layer")
     assert made.findings == {}
     assert any("shown" in each for each in made.as_seen)
+
+
+SLOPED = """
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self, dim, heads=4, causal=True):
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x):
+        q, k, v = (
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1)
+        )
+        place = torch.arange(x.shape[1])
+        ahead = place - place[:, None]
+        slopes = 2.0 ** (-8.0 / self.heads * torch.arange(1, self.heads + 1))[:, None, None]
+        s = q @ k.mT * q.shape[-1] ** -0.5 + slopes.to(q) * {bias}
+        s = s.masked_fill(ahead > 0, -torch.inf) if self.causal else s
+        return self.out((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("bias", "wrong"), [("-ahead.abs()", False), ("ahead", True)])
+def test_what_is_causal_by_default_is_judged_without_that(make: Make, bias: str, wrong: bool) -> None:
+    made = make(SLOPED.format(bias=bias), name="Layer")
+    assert (Status.FAIL in {each.status for each in run(made, ("modules.as-built",), ("float64",))}) is wrong
