@@ -178,12 +178,22 @@ def wrapped(
         made = function_candidate(name, alone, settings, device, always)
         return replace(made, about=f"{made.about}; {alone.about}", stated=(*made.stated, alone.about))
     try:
-        return with_own_gradients(function_candidate(name, with_inputs_first(called), settings, device, always))
+        made = function_candidate(name, with_inputs_first(called), settings, device, always)
+        return with_own_gradients(_with_caches(made, device))
     except TargetError:
         needing = _with_needed_arrays(name, called, settings, device, always)
         if needing is None:
             raise
         return needing
+
+
+def _with_caches(made: Implementation, device: str) -> Implementation:
+    """The candidate that is given its tokens in pieces, too, where its function takes a cache."""
+    if not torch:
+        return made
+    from attention_conformance.implementations.discovery.functions.cache_arguments import with_caches
+
+    return with_caches(made, device)
 
 
 def _with_needed_arrays(

@@ -52,6 +52,8 @@ ALTERNATIVES = (
     Case(seed=133, score_std=3.0).extended(softcap=2.0),
     Case(seed=134).sized(num_heads=6, num_kv_heads=3),
     Case(seed=135, causal=True).sized(query_length=7).extended(alibi=True),
+    Case(seed=136).sized(query_length=7),
+    Case(seed=137, causal=True).sized(query_length=19, key_length=19),
 )
 OF_SAMPLES = Case(seed=126, causal=True, padding=Padding.LENGTHS).sized(batch=3, query_length=2, key_length=11)
 WITH_LENGTHS = (OF_SAMPLES, replace(OF_SAMPLES, seed=127).extended(page_size=4))

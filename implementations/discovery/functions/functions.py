@@ -35,6 +35,7 @@ from attention_conformance.implementations.discovery.extras import ignored_parts
 from attention_conformance.implementations.discovery.finite_fills import causal_fill_as_seen
 from attention_conformance.implementations.discovery.functions.block_sizes import block_names
 from attention_conformance.implementations.discovery.functions.bucket_tables import with_bucket_table
+from attention_conformance.implementations.discovery.functions.cache_names import lengths_of_cached
 from attention_conformance.implementations.discovery.functions.dropout_forms import with_dropout_form
 from attention_conformance.implementations.discovery.functions.fewer_mask_axes import with_mask_axes
 from attention_conformance.implementations.discovery.functions.function_calls import (
@@ -148,12 +149,16 @@ def function_candidate(
         return _usual_candidate(name, function, settings, device, premises)
     from attention_conformance.implementations.discovery.functions.laid_out import attends_elsewhere, states_heads_first
     from attention_conformance.implementations.discovery.functions.merged_heads import with_plain_output
+    from attention_conformance.implementations.discovery.functions.needed_caches import with_needed_cache
 
     if (serving := _serving_candidate(name, function, settings, device, premises)) is not None:
         return serving
     if (prefixed := with_prefix_keys(function)) is not None:
         made = function_candidate(name, prefixed, {**PREFIXED, **settings}, device, premises)
         return replace(made, about=f"{made.about}; {prefixed.about}", stated=(*made.stated, prefixed.about))
+    if (cached := with_needed_cache(function)) is not None:
+        made = function_candidate(name, cached, settings, device, premises)
+        return replace(made, about=f"{made.about}; {cached.about}", stated=(*made.stated, cached.about))
     inner = with_dropout_form(function) or with_bucket_table(function) or with_what_is_needed(function)
     needed = inner or with_segments_from_one(function)
     if needed is not None:
@@ -338,6 +343,7 @@ def _usual_candidate(
     check = without_refused_lengths(check) if given else empty_lengths_as_seen(check)
     check = nan_of_length_0_as_seen(check) if interface and not any("row" in key for key in settings) else check
     check, always = with_premises(check, premises, as_written(check.function))
+    check, cached = lengths_of_cached(check)
     if not interface:
         without_chunks(check)
     check = check if "padded-positions" in settings else padded_positions_as_seen(check)
@@ -369,6 +375,7 @@ def _usual_candidate(
     notes = (
         *limits,
         *one_length,
+        *cached,
         *always,
         *ignored_parts(parts(plain), extras),
         *notes,

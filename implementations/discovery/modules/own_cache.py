@@ -5,15 +5,18 @@ a whole.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, cycle, pairwise, takewhile
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from attention_conformance.implementations.adapters.as_built import INPUTS, AsBuilt
+from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.adapters.modes import Modes
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import in_mode
@@ -23,6 +26,7 @@ from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 
 IN_PIECES = "in pieces through "
+UNKNOWN_FORM = "a cache in a form of its own"
 PAST = {"past", "cache"}
 """Words in the names of what a call is given of those before it."""
 OF_PLACES = POSITION_WORDS | TABLE_WORDS | IDS | {"len", "length"}
@@ -54,6 +58,8 @@ class InPieces:
         part: where in an answer the cache is; 0: where keys and values of all tokens so far are.
         before: whether another sequence comes first, of which a cache that is written from its beginning keeps nothing.
         most: tokens that its cache keeps by what it states: those that follow them are answered as a whole; 0: all.
+        last: whether the rows of the last piece alone come of it, whose tokens see all others in any module.
+        flag: whether a problem has to state that no token sees a later one, or must not; None: either.
     """
 
     call: ModuleCall
@@ -66,6 +72,8 @@ class InPieces:
     part: int = 0
     before: bool = False
     most: int = 0
+    last: bool = False
+    flag: bool | None = None
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         tokens = given["query"].shape[1]
@@ -73,6 +81,7 @@ class InPieces:
         if method and not (self.past and self.empty):
             getattr(module, method)(**{n: size or len(given["query"]) for n, size in sizes.items()})
         masked = any(getattr(problem, name) is not None for name in ("attn_mask", "key_padding_mask"))
+        masked = masked or self.flag not in (None, problem.causal)
         if tokens < LEAST or masked or (problem.extension.has_dropout and module.training):
             return self.call(module, given, problem)
         mode = module.training
@@ -92,42 +101,52 @@ class InPieces:
         return torch.cat([self._in_pieces(module, few, problem), later], 1)
 
     def _in_pieces(self, module: nn.Module, given: Tensors, problem: Problem) -> torch.Tensor:
-        tokens, outputs = given["query"].shape[1], []
+        tokens, outputs = given["query"].shape[1], list[torch.Tensor]()
+        first_judged = self.judged(tokens)
+        if first_judged:
+            outputs.append(first(self.call(module, given, problem))[0][:, :first_judged])
         past = self.empty(module, given["query"], problem.num_heads) if self.empty else None
-        for start, stop in pairwise(self._cuts(tokens)):
+        for start, stop in pairwise(cuts_of(self.sizes, tokens)):
             piece = given["query"][:, start:stop].contiguous()  # as an embedding gives it
             held: dict[str, object] = {} if past is None or not self.past else {self.past: past}
             held |= {name: place(len(piece), start, stop) for name, place in self.places.items()}
             always, resets = {**self.call.always, **self.wanted, **held}, "" if start else self.call.resets
             call = replace(self.call, always=always, resets=resets)
             output, *others = first(call(module, {**given, **dict.fromkeys(INPUTS, piece)}, problem))
-            past = past if self.empty and not self.part else self._returned(others, start, stop, past)
-            outputs.append(output)
+            if not (self.empty and not self.part):
+                past = returned(others, (start, stop), past, self.part, bool(self.past))
+            outputs += [output] if start >= first_judged else []
         return torch.cat(outputs, 1)
 
-    def _cuts(self, tokens: int) -> list[int]:
-        """Where pieces begin and end."""
-        if not self.sizes:
-            return sorted({0, (tokens - 1) // 2, tokens - 1, tokens})
-        return [0, *takewhile(lambda cut: cut < tokens, accumulate(cycle(self.sizes))), tokens]
+    def judged(self, tokens: int) -> int:
+        """The first of so many tokens whose row comes of a piece."""
+        return cuts_of(self.sizes, tokens)[-2] if self.last else 0
 
-    def _returned(self, others: list[Any], start: int, stop: int, past: Any) -> Any:
-        """The cache in what is returned after the output; `past` is what was given.
 
-        Raises:
-            ValueError: there is none.
-        """
-        if self.part:
-            part = others[self.part - 1]
-            whole = _appended(past, part, start, stop)
-            return part if whole is None else whole
-        appended = (_appended(past, part, start, stop) for part in others)
-        found = next((each for each in appended if each is not None), None)
-        found = next((part for part in others if _holds(part, stop)), None) if found is None else found
-        found = next((part for part in others if _holds_few(part)), None) if found is None else found
-        if self.past and found is None:
-            raise ValueError(f"it returns no cache of {stop} tokens")
-        return found
+def cuts_of(sizes: tuple[int, ...], tokens: int) -> list[int]:
+    """Where pieces of these sizes begin and end."""
+    if not sizes:
+        return sorted({0, (tokens - 1) // 2, tokens - 1, tokens})
+    return [0, *takewhile(lambda cut: cut < tokens, accumulate(cycle(sizes))), tokens]
+
+
+def returned(others: Sequence[Any], tokens: tuple[int, int], past: Any, part: int, needed: bool) -> Any:
+    """The cache in what is returned after the output of these tokens; `past` is what was given, `part` as in a call.
+
+    Raises:
+        ValueError: there is none, and it is needed.
+    """
+    start, stop = tokens
+    if part:
+        whole = _appended(past, others[part - 1], start, stop)
+        return others[part - 1] if whole is None else whole
+    appended = (_appended(past, part, start, stop) for part in others)
+    found = next((each for each in appended if each is not None), None)
+    found = next((part for part in others if _holds(part, stop)), None) if found is None else found
+    found = next((part for part in others if _holds_few(part)), None) if found is None else found
+    if needed and found is None:
+        raise ValueError(f"it returns no cache of {stop} tokens")
+    return found
 
 
 def first(answer: Any) -> tuple[Any, ...]:
@@ -135,36 +154,48 @@ def first(answer: Any) -> tuple[Any, ...]:
     return tuple(answer) if isinstance(answer, tuple | list) else (answer,)
 
 
-def _appended(past: Any, part: Any, start: int, stop: int) -> torch.Tensor | None:
-    """Keys and values so far, in one tensor, and those of new tokens alone, which the first models left to callers.
+def is_array(part: Any) -> bool:
+    """Whether it is an array of any kind."""
+    return hasattr(part, "shape") and hasattr(part, "ndim")
+
+
+def joined(arrays: Sequence[Any], axis: int) -> Any:
+    """Arrays of one kind, one after another along an axis."""
+    if isinstance(arrays[0], torch.Tensor):
+        return torch.cat([*arrays], axis)
+    return (sys.modules["jax"].numpy if is_jax(arrays[0]) else np).concatenate([*arrays], axis)
+
+
+def _appended(past: Any, part: Any, start: int, stop: int) -> Any:
+    """Keys and values so far, in one array, and those of new tokens alone, which the first models left to callers.
 
     None where it is neither, or holds the earlier tokens, too.
     """
-    if not all(isinstance(each, torch.Tensor) and each.ndim > 3 and 2 in each.shape[:2] for each in (past, part)):
+    if not all(is_array(each) and each.ndim > 3 and 2 in each.shape[:2] for each in (past, part)):
         return None
     alike = [axis for axis in range(past.ndim) if _but_for(axis, past, part) and past.shape[axis] == start]
     axis = next((axis for axis in reversed(alike) if part.shape[axis] == stop - start), None)
-    return None if axis is None or any(part.shape[each] == stop for each in alike) else torch.cat([past, part], axis)
+    return None if axis is None or any(part.shape[each] == stop for each in alike) else joined([past, part], axis)
 
 
-def _but_for(axis: int, one: torch.Tensor, other: torch.Tensor) -> bool:
+def _but_for(axis: int, one: Any, other: Any) -> bool:
     """Whether both have the same shape, apart from this axis."""
     return [*one.shape[:axis], *one.shape[axis + 1 :]] == [*other.shape[:axis], *other.shape[axis + 1 :]]
 
 
 def _holds(part: Any, tokens: int) -> bool:
     """Whether a part of an answer is keys and values of so many tokens."""
-    stacked = isinstance(part, torch.Tensor) and part.ndim > 3 and 2 in part.shape[:2]
+    stacked = is_array(part) and part.ndim > 3 and 2 in part.shape[:2]
     held = [part] if stacked else part
     if not isinstance(held, tuple | list) or not held:
         return False
-    return all(isinstance(each, torch.Tensor) and each.ndim > 2 and tokens in each.shape[1:] for each in held)
+    return all(is_array(each) and each.ndim > 2 and tokens in each.shape[1:] for each in held)
 
 
 def _holds_few(part: Any) -> bool:
     """Whether a part of an answer is keys and values of as many tokens as a window has."""
     held = part if isinstance(part, tuple | list) and len(part) > 1 else [None]
-    return all(isinstance(each, torch.Tensor) and each.ndim > 2 for each in held)
+    return all(each is not None and is_array(each) and each.ndim > 2 for each in held)
 
 
 def calls_in_pieces(kind: object, call: ModuleCall) -> Iterator[tuple[str, InPieces]]:
@@ -172,7 +203,7 @@ def calls_in_pieces(kind: object, call: ModuleCall) -> Iterator[tuple[str, InPie
     places = [each for each in parameters_of(kind) if words_of(each.name) & OF_PLACES]
     if not is_plain(call) or call.tables or any(has_to_be_given(kind, each) for each in places):
         return
-    wanted, pasts = wanted_of(kind), pasts_of(kind)
+    wanted, pasts = wanted_of(parameters_of(kind)), pasts_of(kind)
     yield from ((f"{IN_PIECES}{name}", InPieces(call, name, wanted)) for name in pasts)
     if pasts or places:
         return
@@ -188,9 +219,9 @@ def is_plain(call: ModuleCall) -> bool:
     return call.inputs == 1 and not (call.tap or call.spatial or call.each_sample or call.listed)
 
 
-def wanted_of(kind: object) -> dict[str, object]:
-    """What makes its forward return or use a cache."""
-    return {each.name: True for each in parameters_of(kind) if each.default is False and words_of(each.name) & PAST}
+def wanted_of(parameters: Iterable[inspect.Parameter]) -> dict[str, object]:
+    """What makes it return or use a cache."""
+    return {each.name: True for each in parameters if each.default is False and words_of(each.name) & PAST}
 
 
 def has_to_be_given(kind: Any, place: inspect.Parameter) -> bool:
@@ -216,7 +247,7 @@ def unused_caches(kind: object, alternatives: Collection[str], modes: Modes) -> 
     whole = modes.get(Feature.AS_BUILT)
     ways = {*alternatives, *(whole.pieces if isinstance(whole, AsBuilt) else ())}
     used = {name for name in pasts_of(kind) for way in ways if way.endswith(f" through {name}")}
-    return {name: "a cache in a form of its own" for name in pasts_of(kind) if name not in used}
+    return {name: UNKNOWN_FORM for name in pasts_of(kind) if name not in used}
 
 
 def pasts_of(kind: object) -> list[str]:

@@ -9,7 +9,14 @@ from functools import partial
 import numpy as np
 from torch import nn
 
-from attention_conformance.implementations.adapters.as_built import AsBuilt, HeadAxes, Run, SeenTogether, keeps_wrongly
+from attention_conformance.implementations.adapters.as_built import (
+    AsBuilt,
+    Call,
+    HeadAxes,
+    Run,
+    SeenTogether,
+    keeps_wrongly,
+)
 from attention_conformance.implementations.adapters.modes import Modes
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.fitting import fit
@@ -27,7 +34,12 @@ from attention_conformance.implementations.discovery.modules.built_otherwise imp
     turned_on,
     words_of_option,
 )
-from attention_conformance.implementations.discovery.modules.cache_forms import in_long, may_be_driven, pieces_of
+from attention_conformance.implementations.discovery.modules.cache_forms import (
+    in_long,
+    last_pieces_of,
+    may_be_driven,
+    pieces_of,
+)
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARES
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.distances import (
@@ -83,7 +95,7 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     options = {} if of_parts else dict(turned_on(make))
     left_out = bool(make.left_out or make.held)
     direct = replace(call, tap="").alone_with_itself()
-    caches = check.claims.premises.hides_later and may_be_driven(make.kind, direct)
+    caches = may_be_driven(make.kind, direct)
     whole = replace(make, left_out=(), held={}, norms=None)
     limits = dict(limited(whole))
     module = safe_call(lambda: built(whole)).value
@@ -101,13 +113,16 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     sized = bool(premises.length or premises.block or make.window)
     run = usual_run(whole, module, direct, sized)
     run = replace(run, heads=None if premises.alibi else _head_axes(whole))
-    pieces = dict(pieces_of(run, make.kind, direct, plain_problem(check), check.device)) if caches else {}
+    pieces = _pieces(run, make, direct, check) if caches else {}
     pieces |= _behind_others(run, direct, check)
     if not (apart or pieces):
         return {}
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
     unordered = unordered and not sized and all(_is_of_tokens(part, make) for part in parts)
     every = replace(run, unordered=unordered, pieces=pieces)
+    if not (apart or premises.hides_later):  # nothing but its cache is unknown
+        usable = _usable(replace(run, heads=None, pieces=pieces), check)
+        return {Feature.AS_BUILT: usable} if usable is not None and usable.pieces else {}
     if counts and not left_out:  # a shorter sequence has other counts
         counted = WithCounts(direct, tuple(counts))
         every = replace(every, call=Chosen(counted, ()), prefixes=False, unordered=False, pieces={})
@@ -124,6 +139,14 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     harder = _harder(usable, module, check, sized)
     harder |= _answered({**equal, **after_longer(usable, limits), **after_usual(usable, direct, felt)}, check)
     return {Feature.AS_BUILT: replace(usable, otherwise=otherwise | harder)}
+
+
+def _pieces(run: AsBuilt, make: Constructor, call: ModuleCall, check: ClaimCheck) -> dict[str, Call]:
+    """The calls in pieces, all rows of which are compared where no token sees a later one."""
+    problem = plain_problem(check)
+    if check.claims.premises.hides_later:
+        return dict(pieces_of(run, make.kind, call, problem, check.device))
+    return dict(last_pieces_of(run, make.kind, call, problem, check.device, Feature.CAUSAL in check.claims))
 
 
 def _behind_others(run: AsBuilt, call: ModuleCall, check: ClaimCheck) -> dict[str, ModuleCall]:
