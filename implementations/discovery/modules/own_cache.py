@@ -27,6 +27,8 @@ from attention_conformance.spec.problem import Problem
 
 IN_PIECES = "in pieces through "
 UNKNOWN_FORM = "a cache in a form of its own"
+WANTING = {"stream", "streaming", "incremental", "decode", "decoding", "stateful"}
+"""Words in the names of flags that make a module keep what it has seen."""
 PAST = {"past", "cache"}
 """Words in the names of what a call is given of those before it."""
 OF_PLACES = POSITION_WORDS | TABLE_WORDS | IDS | {"len", "length"}
@@ -221,7 +223,7 @@ def is_plain(call: ModuleCall) -> bool:
 
 def wanted_of(parameters: Iterable[inspect.Parameter]) -> dict[str, object]:
     """What makes it return or use a cache."""
-    return {each.name: True for each in parameters if each.default is False and words_of(each.name) & PAST}
+    return {each.name: True for each in parameters if each.default is False and words_of(each.name) & (PAST | WANTING)}
 
 
 def has_to_be_given(kind: Any, place: inspect.Parameter) -> bool:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.signatures import required
+
+if TYPE_CHECKING:
+    from attention_conformance.implementations.adapters.as_built import AsBuilt
+    from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+    from attention_conformance.spec.problem import Problem
 
 OF_BOUNDS, OF_LENGTHS = {"cu", "cum", "cumulative"}, {"seqlen", "seqlens", "seq", "len", "lens", "length", "lengths"}
 KEY_ENDINGS = ("k", "kv", "key", "keys")
@@ -75,3 +82,11 @@ def packing_of(signature: inspect.Signature) -> tuple[inspect.Signature, Packing
         return signature, None
     rest = [p for name, p in signature.parameters.items() if name not in (*bounds, *longest)]
     return signature.replace(parameters=rest), Packing(bounds, longest)
+
+
+def behind_others(run: AsBuilt, call: ModuleCall, problem: Problem | None, device: str) -> dict[str, ModuleCall]:
+    """The call with other documents before those of the problem, where it takes documents, and these."""
+    if call.packing is None or problem is None:
+        return {}
+    ways = {way: replace(call, packing=replace(call.packing, others=n)) for n, way in enumerate(BEHIND_OTHERS, 1)}
+    return {way: each for way, each in ways.items() if not safe_call(partial(run.output, problem, device, each)).error}

@@ -62,7 +62,7 @@ from attention_conformance.implementations.discovery.modules.left_out import fel
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.neutrals import OF_PARTS, words_of
 from attention_conformance.implementations.discovery.modules.optional_inputs import untouched
-from attention_conformance.implementations.discovery.modules.packed_samples import BEHIND_OTHERS
+from attention_conformance.implementations.discovery.modules.packed_samples import behind_others
 from attention_conformance.implementations.discovery.modules.parameter_slopes import ParameterSlopes
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns
 from attention_conformance.implementations.discovery.modules.part_numbers import numbers
@@ -114,7 +114,7 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
     run = usual_run(whole, module, direct, sized)
     run = replace(run, heads=None if premises.alibi else _head_axes(whole))
     pieces = _pieces(run, make, direct, check) if caches else {}
-    pieces |= _behind_others(run, direct, check)
+    pieces |= behind_others(run, direct, plain_problem(check), check.device)
     if not (apart or pieces):
         return {}
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
@@ -147,17 +147,6 @@ def _pieces(run: AsBuilt, make: Constructor, call: ModuleCall, check: ClaimCheck
     if check.claims.premises.hides_later:
         return dict(pieces_of(run, make.kind, call, problem, check.device))
     return dict(last_pieces_of(run, make.kind, call, problem, check.device, Feature.CAUSAL in check.claims))
-
-
-def _behind_others(run: AsBuilt, call: ModuleCall, check: ClaimCheck) -> dict[str, ModuleCall]:
-    """The call with other documents before those of the problem, where it takes documents, and these."""
-    problem = plain_problem(check)
-    if call.packing is None or problem is None:
-        return {}
-    ways = {way: replace(call, packing=replace(call.packing, others=n)) for n, way in enumerate(BEHIND_OTHERS, 1)}
-    return {
-        way: each for way, each in ways.items() if not safe_call(partial(run.output, problem, check.device, each)).error
-    }
 
 
 def _harder(run: AsBuilt, module: nn.Module, check: ClaimCheck, sized: bool) -> dict[str, Run]:
