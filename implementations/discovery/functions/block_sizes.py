@@ -21,6 +21,8 @@ from attention_conformance.implementations.discovery.signatures import signature
 
 OF_BLOCKS = {"block", "tile", "chunk", "bucket"}
 OF_QUERIES, OF_KEYS = {"q", "query", "queries"}, {"k", "key", "keys", "kv"}
+ROWS, COLUMNS = OF_QUERIES | {"m"}, OF_KEYS | {"n"}
+"""The same, with the letters that kernels have for the rows and the columns of scores."""
 SIZES = {"size", "len", "length", *OF_BLOCKS}
 MOST = 4
 """Tokens of a block."""
@@ -43,7 +45,7 @@ def block_names(function: Callable[..., Any]) -> dict[str, set[str]]:
     signature = safe_call(lambda: signature_of(function)).value
     every = [] if signature is None else list(signature.parameters.values())[3:]
     named = {p.name: {*p.name.lower().split("_")} for p in every if type(p.default) is int and p.default > 0}
-    return {n: w for n, w in named.items() if w & OF_BLOCKS and w <= SIZES | OF_QUERIES | OF_KEYS}
+    return {n: w for n, w in named.items() if w & OF_BLOCKS and w <= SIZES | ROWS | COLUMNS}
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,13 @@ def in_small_blocks(check: ClaimCheck, function: Callable[..., Any]) -> dict[str
     Their numbers divide no length where others are taken as well.
     """
     call, names = check.function, block_names(function)
-    apart = [name for name, words in names.items() if bool(words & OF_QUERIES) is not bool(words & OF_KEYS)]
-    both = {bool(names[name] & OF_QUERIES) for name in apart} == {True, False}
+    apart = [name for name, words in names.items() if bool(words & ROWS) is not bool(words & COLUMNS)]
+    both = {bool(names[name] & ROWS) for name in apart} == {True, False}
     if not both or not isinstance(call, RenamedCall) or OF_PATTERNS.search(code_of(as_written(function))):
         return {}
     found = {}
     for ways in WAYS:
-        of_each = ({n: keys if names[n] & OF_KEYS else queries for n in apart} for queries, keys in ways)
+        of_each = ({n: keys if names[n] & COLUMNS else queries for n in apart} for queries, keys in ways)
         several = ((each, _always(call, each)) for each in of_each)
         taken = next((each for each in several if not _refuses(check, each[1])), None)
         if taken is not None:
