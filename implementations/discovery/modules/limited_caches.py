@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from attention_conformance.implementations.adapters.as_built import INPUTS, ROUNDINGS, AsBuilt, Call, moved_at
@@ -129,7 +130,7 @@ def rows_of(run: AsBuilt, way: InPieces | None, device: str) -> Answer:
 def keeps_fewer_bits(module: nn.Module) -> bool:
     """Whether it keeps numbers of fewer bits than float32."""
     kept = (each for part in module.modules() for each in [*part.buffers(False), *vars(part).values()])
-    return any(getattr(x, "is_floating_point", bool)() and x.itemsize < 4 for x in kept)
+    return any(isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize < 4 for x in kept)
 
 
 def limits_stated(calls: Iterable[object], modes: Modes) -> list[str]:

@@ -224,7 +224,8 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     call, check = with_unnamed_mask(call, check, kind) if observed and not published else (call, check)
     call, check, masks = with_mask_form(call, check, kind, observed, published)
     call = call if published else with_one_head_in_groups(call, check)
-    call = _unless_only(call, replace(call, flag_with_mask=False), check, CAUSAL, {"is_causal"})
+    alone = replace(call, flag_with_mask=False)
+    call = _unless_only(*((call, alone) if published else (alone, call)), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
     even = call.rotates or (needs_even(make, call) and not published)
@@ -275,7 +276,7 @@ def _different_inputs(make: Constructor, call: ModuleCall) -> int:
 
 
 def _unless_only(call: ModuleCall, other: ModuleCall, check: ClaimCheck, case: Case, options: set[str]) -> ModuleCall:
-    """The call as in nn.MultiheadAttention, unless only the other one raises no error; where it has these options."""
+    """The usual call, unless only the other one raises no error; where it has these options."""
     if not options <= set(call.options.spelled):
         return call
     usual, unusual = (replace(check, function=each).run(case).error for each in (call, other))
