@@ -250,7 +250,8 @@ def _masks(check: ClaimCheck, form: MaskForm) -> bool:
     case = shaped(MASKED, form)
     masked, open_one = check.run(case), check.run(replace(case, pattern=Pattern.ALL))
     if masked.error and open_one.error:
-        return False
+        call: Any = check.function
+        return bool(call.options.has_bias_apart)  # where the numbers of another parameter have an effect
     refused = bool(masked.error or open_one.error)
     return refused or not near_outputs(open_one, check.run(PLAIN), check.dtype)
 
