@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from attention_conformance.implementations.discovery.functions.calls import (
     always_given,
     call_inputs,
 )
+from attention_conformance.implementations.discovery.functions.libraries import kinds_for
 from attention_conformance.implementations.discovery.probe import Floats, near, parts_of, wide
 from attention_conformance.implementations.discovery.signatures import role, signature_of
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -80,7 +80,7 @@ def _attempts(
     function: Callable[..., Any], inputs: tuple[str, ...], keyword: bool, device: str
 ) -> Iterator[tuple[Attempt, list[Floats]]]:
     rng = np.random.default_rng(2)
-    kinds = [kind for kind in KINDS if kind != "jax" or "jax" in sys.modules]
+    kinds = kinds_for(function, KINDS)
     always = next(always_given(signature_of(function), inputs))
     for rank, extent, framework in product((4, 3, 2), EXTENTS, kinds):
         call = FunctionCall(framework, inputs, keyword, extent=extent, always=always)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ from attention_conformance.implementations.api.safe_call import answer, repeatab
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED
 from attention_conformance.implementations.discovery.documented import as_written
 from attention_conformance.implementations.discovery.functions.calls import KINDS, UNSURE, FunctionCall, find_call
+from attention_conformance.implementations.discovery.functions.libraries import kinds_for
 from attention_conformance.implementations.discovery.functions.one_input import OneInput
 from attention_conformance.implementations.discovery.functions.one_sample import stacked
 from attention_conformance.implementations.discovery.functions.three_axes import OF_QUERY
@@ -280,7 +280,7 @@ def _stated_axes(written: object) -> list[list[str]]:
 
 def laid_out(function: Callable[..., Any], device: str) -> tuple[LaidOut, ...]:
     """The ways in which the suite can call it in a layout of its own; none where none is seen, or not sure."""
-    kinds = [kind for kind in KINDS if kind != "jax" or "jax" in sys.modules]
+    kinds = kinds_for(function, KINDS)
     try:
         call = find_call(function, device, kinds, completed=True)
     except TargetError:

@@ -23,6 +23,7 @@ from attention_conformance.implementations.discovery.claim_checks import PROBED
 from attention_conformance.implementations.discovery.functions.calls import IS_KIND, KINDS
 from attention_conformance.implementations.discovery.functions.given_sizes import counts
 from attention_conformance.implementations.discovery.functions.inputs_first import InputsFirst
+from attention_conformance.implementations.discovery.functions.libraries import kinds_for
 from attention_conformance.implementations.discovery.functions.served import Request, Served
 from attention_conformance.implementations.discovery.functions.serving_names import (
     Part,
@@ -214,7 +215,7 @@ def _best(several: Iterable[Served], device: str) -> Probe | None:
 
 def _groups(several: Sequence[Served], device: str) -> Iterator[list[Probe]]:
     """The probes with one kind of arrays and one size, the likelier first."""
-    kinds = [kind for kind in KINDS if kind != "jax" or "jax" in sys.modules]
+    kinds = kinds_for(several[0].kernel, KINDS) if several else []
     usual = [each for each in several if each.storage.integers == INTEGERS[0]]
     for dtype, kind in product(PROBED, kinds):
         for sizes in OF_PROBES if kind == "torch" or dtype == PROBED[0] else ():

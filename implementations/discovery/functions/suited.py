@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
-from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,7 +24,6 @@ from attention_conformance.implementations.discovery.claim_checks import (
     output_of,
     parts,
 )
-from attention_conformance.implementations.discovery.documented import as_written
 from attention_conformance.implementations.discovery.functions.function_calls import (
     JAX,
     NUMPY,
@@ -34,6 +31,7 @@ from attention_conformance.implementations.discovery.functions.function_calls im
     RenamedCall,
     tensors_kind,
 )
+from attention_conformance.implementations.discovery.functions.libraries import may_be_of_jax
 from attention_conformance.implementations.discovery.functions.size_limits import claims_to_try
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.spec.features import Feature
@@ -112,34 +110,13 @@ def _suited_in(
     tensor_answers, array_answers = _in_kind(of_tensors, kind), _in_kind(of_arrays, NUMPY)
     if array_answers >= max(1, tensor_answers + (not no_gradients(tensors))):
         return arrays, NUMPY, of_arrays[0]
-    if not tensor_answers and _may_be_of_jax(function.function):
+    if not tensor_answers and may_be_of_jax(function.function):
         # What observes a call stands outside of the program, and sees the answer and no trace.
         traced = replace(function, function=Compiled(function.function)) if can_be_traced(function) else function
         jax = JAX.check(traced, claims, device, dtype)
         if _in_kind([plain := jax.run(PLAIN)], JAX):
             return jax, JAX, plain
     return tensors, kind, _plain_answer({kind.arrays: of_tensors[0], NUMPY.arrays: of_arrays[0]})
-
-
-def _may_be_of_jax(function: object) -> bool:
-    """Whether JAX is imported, and a function may be of it: to try that takes a program for each size.
-
-    It is not of it where its file and its code name nothing but torch, NumPy, Python's own modules and that file.
-    """
-    if "jax" not in sys.modules:
-        return False
-    written = as_written(function)
-    if not isinstance(written, FunctionType) or hasattr(written, "__wrapped__"):
-        return True
-    within = {name for name in written.__code__.co_names if name in sys.modules}
-    named = within | {_package(each) for each in written.__globals__.values()}
-    return not named <= {"", "torch", "numpy", _package(written), *sys.stdlib_module_names}
-
-
-def _package(named: object) -> str:
-    """The package of a module, or of what has a module."""
-    name = named.__name__ if isinstance(named, ModuleType) else getattr(named, "__module__", None)
-    return str(name or "").partition(".")[0]
 
 
 def _plain_answer(outcomes: Mapping[str, CallOutcome[Any]]) -> CallOutcome[Any]:

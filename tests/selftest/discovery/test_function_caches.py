@@ -6,6 +6,7 @@ from attention_conformance.implementations.discovery.modules.own_cache import UN
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.thorough import thorough
 
 ATTENDED = """
 def attended(q, k, v, first, last=10**9):
@@ -153,6 +154,7 @@ def f(q, k, v, cache=None, pos=0):
 """
 
 
+@thorough  # JAX compiles a program for each piece
 def test_room_for_tokens_is_given_where_places_are_stated(make: Make) -> None:
     pytest.importorskip("jax")
     made = make(JAX)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from attention_conformance.implementations.discovery.functions.suited import _may_be_of_jax
+from attention_conformance.implementations.discovery.functions.libraries import may_be_of_jax
 from attention_conformance.tests.selftest.discovery.making import Make, failing
 
 IN_TORCH = "def f(q, k, v): return torch.softmax(q @ k.mT, -1) @ v"
@@ -21,15 +21,15 @@ def made(text: str, **named: object) -> object:
     return space["f"]
 
 
-def test_what_may_be_of_jax() -> None:
+def test_whatmay_be_of_jax() -> None:
     jax = pytest.importorskip("jax")
     helper = types.FunctionType(made(IN_TORCH).__code__, {"__name__": "theirs"})  # type: ignore[attr-defined]
-    assert not _may_be_of_jax(made(IN_TORCH))
-    assert _may_be_of_jax(made(IN_TORCH, jnp=jax.numpy))
-    assert _may_be_of_jax(made(IN_TORCH, softmax=jax.nn.softmax))
-    assert _may_be_of_jax(made(LATER))
-    assert _may_be_of_jax(made(THROUGH, helper=helper))
-    assert _may_be_of_jax(jax.jit(made(THROUGH)))
+    assert not may_be_of_jax(made(IN_TORCH))
+    assert may_be_of_jax(made(IN_TORCH, jnp=jax.numpy))
+    assert may_be_of_jax(made(IN_TORCH, softmax=jax.nn.softmax))
+    assert may_be_of_jax(made(LATER))
+    assert may_be_of_jax(made(THROUGH, helper=helper))
+    assert may_be_of_jax(jax.jit(made(THROUGH)))
 
 
 IN_NUMPY = """
