@@ -17,6 +17,7 @@ from attention_conformance.reference.bounds.extensions import (
 )
 from attention_conformance.reference.bounds.gate_bounds import gated_bound, slope_of_gates
 from attention_conformance.reference.bounds.latent_bounds import in_either_form, latent_bounds
+from attention_conformance.reference.bounds.maximum import largest, sum_error
 from attention_conformance.reference.bounds.precision import Precision, Roundoff, gamma, state_roundings
 from attention_conformance.reference.bounds.shifted import evened_out, key_sizes
 from attention_conformance.reference.bounds.states import quotient_error
@@ -245,6 +246,7 @@ def _score_errors(
         gap, e_centre, left = _rescaled(trace, np.abs(step.centre), gap, e_centre, precision)
     e_gap = e_dp + e_centre
     bound = e_p * gap + (p + e_p) * (e_gap + stored * (gap + e_gap)) + left + precision.floor
+    bound = np.hypot(bound, largest(trace, forward.scores) * sum_error(trace, step, forward, precision))
     uniform = trace.seen.rows_answered(EmptyRow.UNIFORM)[..., None]
     return np.where(uniform | ~trace.seen.allowed, 0.0, bound)
 

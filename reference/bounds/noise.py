@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.reference.arrays import Floats, Integers
+from attention_conformance.reference.bounds.maximum import STEPS, largest
 from attention_conformance.reference.bounds.precision import STATE_ROUNDINGS, Precision, unit_roundoff
 from attention_conformance.reference.gradients import Backward
 from attention_conformance.reference.pipeline import Trace
@@ -125,6 +126,8 @@ class Noise:
         self.of_weight = STORED + np.maximum(STATE_ROUNDINGS, np.square(self.apart))
         self.of_row = RESULT + np.maximum(STATE_ROUNDINGS, np.square(self.whole[..., 0]))
         self.parts = np.square(trace.weights) @ np.square(trace.value)
+        top = largest(trace, scores)
+        self.of_top = top / np.maximum(top.sum(-1, keepdims=True), 1)
 
     def _steps(self) -> Floats:
         """Variance of each score, in squared roundoffs: the steps of `score_bound`, in quadrature."""
@@ -168,7 +171,18 @@ class Noise:
         by_score = self.raised * (inner - self._mean(inner) - gap * mean)
         local = self.raised * inner
         kinds = [self._of(by_score, local), self._of_local(by_mean), self._of_local(by_weight * along)]
-        return of_kinds([*kinds, self._of_late(local - by_mean), self._of_centre(step, mean)])
+        return of_kinds(
+            [*kinds, self._of_late(local - by_mean), self._of_centre(step, mean), self._of_sum(step, along)]
+        )
+
+    def _of_sum(self, step: Backward, along: Floats) -> Sums:
+        """What is left of the sum of a row of dS goes to its largest score, or to one of those that may be it."""
+        mean, square = ((self.of_top * each).sum(-1, keepdims=True) for each in (along, np.square(along)))
+        terms = np.square(self.trace.weights * step.weights).sum(-1, keepdims=True)
+        rows = terms + np.square(step.heads * self.trace.mixed).sum(-1, keepdims=True) + np.square(step.centre)
+        stored = self._bits(step.weights, along.shape)
+        tied = (self.of_storage, _by_number(self.trace.weights * step.weights * mean, stored))
+        return Sums(STEPS * self.of_storage * _dot(square, rows), (tied,))
 
     def _of_centre(self, step: Backward, mean: Floats) -> Sums:
         """D from the output: each of its elements is stored before it meets the cotangent."""

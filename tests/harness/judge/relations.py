@@ -79,12 +79,17 @@ def in_line(problem: Problem, size: float, tall: float = 1.0) -> Problem:
 
     All queries and all cotangents of a head are its first; keys are in turn a little to its side and to the other, and
     values one half and five halves of the first. `size`, a power of two, multiplies values and cotangents, and `tall`
-    the first key.
+    the first key. Keys are longer across the queries, which no score feels, and the first one twice as long there as
+    the others: of the gradient of a query it is as large a part as of the softmax.
     """
     query = problem.query[:, :, :1].astype(np.float64)
-    sides = np.where(np.arange(problem.key.shape[-2]) % 2, -1.0, 1.0)[:, None]
-    lengths = np.where(np.arange(len(sides)), 1.0, tall)[:, None]
+    numbers = np.arange(problem.key.shape[-2])[:, None]
+    sides, tallest = np.where(numbers % 2, -1.0, 1.0), numbers == 0
     along = query * (LITTLE * query.shape[-1] ** 0.5 / np.square(query).sum(-1, keepdims=True))
+
+    def keys(array: Array) -> Array:
+        side, across = (_of_heads(rows, array) for rows in (along, _turned(along)))
+        return np.asarray(sides * (np.where(tallest, tall, 1.0) * side + np.where(tallest, tall, tall / 2) * across))
 
     def first(array: Array) -> Array:
         return np.broadcast_to(array[:, :, :1], array.shape).astype(np.float64)
@@ -92,10 +97,17 @@ def in_line(problem: Problem, size: float, tall: float = 1.0) -> Problem:
     return changed(
         problem,
         query=first,
-        key=lambda array: sides * lengths * np.broadcast_to(_of_heads(along, array), array.shape),
+        key=keys,
         value=lambda array: size * (1.5 + sides) * first(array),
         cotangent=lambda array: size * first(array),
     )
+
+
+def _turned(rows: Array) -> Array:
+    """Rows as long as these and at right angles to them; the last of an odd number of channels is 0."""
+    turned, pairs = np.zeros_like(rows), rows.shape[-1] // 2 * 2
+    turned[..., 0:pairs:2], turned[..., 1:pairs:2] = -rows[..., 1:pairs:2], rows[..., 0:pairs:2]
+    return turned
 
 
 def _of_heads(rows: Array, array: Array) -> Array:

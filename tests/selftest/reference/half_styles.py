@@ -148,6 +148,20 @@ def divided_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.div(e @ value, e.sum(-1, keepdim=True))
 
 
+def through_the_maximum(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The softmax in steps, differentiated through the maximum, too."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    e = (scores - scores.amax(-1, keepdim=True)).exp()
+    return (e / e.sum(-1, keepdim=True)) @ value
+
+
+def wide_through_the_maximum(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The same in float32, with exponentials that are stored where they meet the values; the quotient comes last."""
+    scores = query.float() @ key.float().mT * query.shape[-1] ** -0.5
+    e = (scores - scores.max(-1, keepdim=True).values).exp()
+    return ((e.to(value.dtype) @ value) / e.sum(-1, keepdim=True)).to(value.dtype)
+
+
 def wide_softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Scores stored, the softmax in float32, as in many models."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
@@ -188,6 +202,8 @@ RIGHT: Mapping[str, Answering] = {
     "written out": by_autograd(written_out),
     "log-softmax": by_autograd(log_softmax),
     "divided last": by_autograd(divided_last),
+    "through the maximum": by_autograd(through_the_maximum),
+    "through the maximum, wide": by_autograd(wide_through_the_maximum),
     "wide softmax": by_autograd(wide_softmax),
     "einsum": by_autograd(by_einsum),
     "SDPA, composed": _sdpa(SDPBackend.MATH),
