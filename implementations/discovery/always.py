@@ -93,7 +93,7 @@ def without_broken_lengths(check: ClaimCheck) -> tuple[ClaimCheck, dict[str, str
 
 
 def causal(check: ClaimCheck) -> ClaimCheck:
-    """The check of one that is causal without being told so."""
+    """The check of one that is causal without a flag."""
     premises = replace(check.claims.premises, causal=True)
     return _implying(replace(check, claims=replace(check.claims, premises=premises)))
 
@@ -158,7 +158,7 @@ def _causal_with_others(check: ClaimCheck, notes: list[str]) -> tuple[ClaimCheck
 
 
 def sees_no_later_key(check: ClaimCheck) -> bool:
-    """Whether it is causal without being told so."""
+    """Whether it is causal without a flag."""
     return _reach(check, PLAIN) is not None
 
 

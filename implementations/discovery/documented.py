@@ -9,6 +9,7 @@ from functools import partial
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.code_text import code_of
+from attention_conformance.implementations.discovery.vocabulary import INPUTS
 from attention_conformance.spec.conventions import Polarity
 
 SHOWN = (
@@ -60,16 +61,16 @@ COMPARED = re.compile(r"(\w+)\s*(?:[=!<>]=|[<>])\s*$")
 """What stands before a value that it is compared with."""
 
 
+OF_AXES = r" (?:two |2 )?(?:dim\w*|axis|axes|components?|channels?)\b"
 BOTTOM_RIGHT = re.compile(
-    r"(?:bottom|lower)[- ]right|\b(?:aligned|align) (?:to|with|at) the (?:end|last)\b"
-    r"|quer(?:y|ies)\b[^.;]{0,40}\bthe last\b"
+    rf"(?:bottom|lower)[- ]right|\b(?:aligned|align) (?:to|with|at) the (?:end|last)\b(?!{OF_AXES})"
+    rf"|quer(?:y|ies)\b[^.;]{{0,40}}\bthe last\b(?!{OF_AXES})"
     r"|\blast quer(?:y|ies)\b[^.;]{0,40}\b(?:last|every|all)\b|\bat the end of the keys\b",
     re.IGNORECASE,
 )
-"""Words for a triangle in which the last query stands at the last key."""
+"""Words for a triangle in which the last query stands at the last key, and not for the last axis."""
 
 
-NAMES = {"query", "key", "value"}
 PUBLISHED_FLAG = "is_causal"
 """The flag of torch and JAX, whose triangle starts top left; other names promise no corner."""
 PUBLISHED = {
@@ -88,7 +89,7 @@ def chooses_corner(target: object) -> bool:
     signature = safe_call(lambda: inspect.signature(target)).value  # type: ignore[arg-type]
     own = [] if signature is None else list(signature.parameters.values())
     on = any(p.name == PUBLISHED_FLAG and p.default is True for p in own)
-    others = {p.name for p in own[:3]} != NAMES and "attn_mask" not in {p.name for p in own}
+    others = {p.name for p in own[:3]} != {*INPUTS} and "attn_mask" not in {p.name for p in own}
     more = bool({p.name for p in own[3:]} - PUBLISHED)
     return on or more or others or bool(BOTTOM_RIGHT.search(inspect.getdoc(target) or ""))
 

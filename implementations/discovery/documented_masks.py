@@ -43,7 +43,7 @@ ENDED = (
     rf"(?=\s*(?:$|[.,;:()/]|(?:and|in|for|by|from|to|as|while|during|with|out|an?|the|this|that|it|them)\b"
     rf"|{OF_TOKENS}\b(?!\s+(?:is|are|do|does|should|not|absent)\b)))"
 )
-"""What may follow an effect: no word that turns it round, as in "where padding is absent"."""
+"""What may follow an effect: no word that reverses it, as in "where padding is absent"."""
 FORWARD = re.compile(
     rf"{VALUE} ?(?:values? |entry |entries )?{LINK} ?(?:{FILLED} )*?{NEGATION}(?:{FILLED} )*?{EFFECT}{ENDED}",
     re.IGNORECASE,
@@ -55,7 +55,7 @@ BACKWARD = re.compile(
     re.IGNORECASE,
 )
 """What is done and its value: "padding elements are indicated by 1s"."""
-TURNED = re.compile(r"\b(?:not|no|never|non|without|neither|nor|\w+n't)\b[^.,;]{0,40}$", re.IGNORECASE)
+NEGATED_BEFORE = re.compile(r"\b(?:not|no|never|non|without|neither|nor|\w+n't)\b[^.,;]{0,40}$", re.IGNORECASE)
 """A negation that may belong to what stands behind it."""
 PLAIN = re.compile(
     r"keep|kept|attend(?:ed|s)?(?: to)?|takes? part|taking part|participates?|masked(?: out)?|mask out|ignored?"
@@ -101,7 +101,7 @@ def statements_in(sentence: str, name: str) -> Iterator[tuple[bool, Polarity, bo
         return
     added = OF_ADDED.search(text) is not None
     forward = (m for m in FORWARD.finditer(text) if not _is_of_another(text[: m.start("value")], name, m["value"]))
-    backward = (m for m in BACKWARD.finditer(text) if not TURNED.search(text[: m.start()]))
+    backward = (m for m in BACKWARD.finditer(text) if not NEGATED_BEFORE.search(text[: m.start()]))
     for match in (*forward, *backward):
         value, effect = match["value"].lower(), match["effect"]
         if added and value not in TRUTHS:

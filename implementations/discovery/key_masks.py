@@ -12,7 +12,8 @@ from attention_conformance.implementations.discovery.documented import (
     says_key,
     states_masks_of_keys,
 )
-from attention_conformance.implementations.discovery.modules.mask_effects import KEY_WORDS, PADDED, has_effect
+from attention_conformance.implementations.discovery.modules.mask_effects import PADDED, has_effect
+from attention_conformance.implementations.discovery.vocabulary import KEY_WORDS
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 

@@ -145,7 +145,7 @@ def empty_rows_of_both(check: ClaimCheck) -> ClaimCheck:
 
 
 def gets_nan_in_float64(check: ClaimCheck) -> bool:
-    """Whether a row without keys, which gets a mean of all values, gets NaN in float64, of which no convention tells.
+    """Whether a row without keys, which gets a mean of all values, gets NaN in float64, which no convention states.
 
     The lowest number of float64, which fills scores, is minus infinity to a softmax in float32.
     """

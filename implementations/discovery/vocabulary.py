@@ -1,5 +1,6 @@
 """The vocabulary of callables: the parameter names that the suite knows, and what each of them means."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +18,11 @@ ROLES = {
 """Words in the names of inputs; one of them is a word of the parameter's name."""
 HEAD_COUNTS = ("num_heads", "n_heads", "nheads", "n_head", "num_head", "heads", "h", "n_h")
 """Parameters that take the number of heads."""
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a name in lower case, without numbers."""
+    return set(re.split(r"[_\d]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
 
 
 @dataclass(frozen=True)
@@ -78,8 +84,10 @@ LENGTH_NAMES = (
 )
 """Names of lengths that promise nothing: they may count queries, or pad outputs."""
 LENGTH_WORDS = {"lens", "lengths", "seqlens"}
-KEY_WORDS = {"k", "kv", "key", "keys", "mem", "memory", "ctx", "context", "enc", "encoder", "src", "source", "valid"}
-"""Words of which other names of lengths of keys consist."""
+KEY_WORDS = {"k", "key", "keys", "kv", "memory", "mem", "context", "ctx", "encoder", "enc"}
+"""Words in the names of what is of keys and of nothing else."""
+OF_COUNTED = KEY_WORDS | {"src", "source", "valid"}
+"""Words of which other names of lengths of keys consist, next to that of lengths."""
 OPTIONS: Mapping[str, Option] = {
     "bool_mask": Option(("attn_mask", *MASK_NAMES), (Feature.BOOL_MASK,)),
     "float_mask": Option(("attn_bias", "bias", "attn_mask", *MASK_NAMES), (Feature.FLOAT_MASK, Feature.MASK_GRADIENT)),
@@ -103,6 +111,9 @@ there; a bias alone takes no boolean mask.
 """
 KNOWN_NAMES: Mapping[str, str] = {name: option for option, entry in OPTIONS.items() for name in entry.parameters}
 """Every known parameter name, and an option that it takes."""
+
+HIDING = {"bool_mask", "key_padding_mask"}
+"""Options that are masks which hide keys."""
 
 
 def unfelt(name: str, heads: int) -> Any:
@@ -133,7 +144,7 @@ def mask_by_words(names: Sequence[str]) -> str:
 def counts_keys(name: str) -> bool:
     """Whether an unknown name is one of lengths of keys by its words."""
     words = {*name.lower().split("_")}
-    return name not in KNOWN_NAMES and bool(words & LENGTH_WORDS) and bool(words <= LENGTH_WORDS | KEY_WORDS)
+    return name not in KNOWN_NAMES and bool(words & LENGTH_WORDS) and bool(words <= LENGTH_WORDS | OF_COUNTED)
 
 
 def by_words(names: Sequence[str]) -> dict[str, str]:

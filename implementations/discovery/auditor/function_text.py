@@ -19,7 +19,7 @@ IMPORTS: Mapping[str, tuple[str, ...]] = {
 ARRAY_TYPES = {"torch": "Tensor", "numpy": "np.ndarray", "jax": "Any"}
 MODULES = {"torch": "torch", "numpy": "np", "jax": "jnp"}
 ONE_HEAD = {"LD": "", "DL": ".T"}
-"""Layouts of one head of one sample, and what turns that of the suite into them, and back."""
+"""Layouts of one head of one sample, and what puts that of the suite into them, and back."""
 ONE_FOR_ALL = {MaskForm.SAMPLE: "[:, 0]", MaskForm.SHARED: "[(0,) * (attn_mask.ndim - 2)]"}
 """The one of several masks that the fit makes equal."""
 

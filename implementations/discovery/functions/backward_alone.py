@@ -43,7 +43,7 @@ class Way:
         column: whether the log-sum-exp has a last axis of one element.
         at_end: whether the last query stands at the last key, where it is causal.
         arrays: whether it takes arrays of NumPy.
-        causal: whether it is causal without being told so.
+        causal: whether it is causal without a flag.
     """
 
     layout: str

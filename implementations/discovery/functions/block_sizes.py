@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd
@@ -99,29 +99,25 @@ def _answers(function: Callable[..., Any], x: Any) -> bool:
     return shape_of(first_part(safe_call(partial(function, x, x, x)).value)) == tuple(x.shape)
 
 
-def in_small_blocks(check: ClaimCheck, function: Callable[..., Any]) -> dict[str, RenamedCall]:
+def in_small_blocks(check: ClaimCheck) -> dict[str, RenamedCall]:
     """The call in smaller blocks than usual, by a text for it, where queries and keys have sizes that are no pattern.
 
     Their numbers divide no length where others are taken as well.
     """
-    call, names = check.function, block_names(function)
+    call = check.function
+    if not isinstance(call, RenamedCall) or OF_PATTERNS.search(code_of(as_written(call.function))):
+        return {}
+    names = block_names(call.function)
     apart = [name for name, words in names.items() if bool(words & ROWS) is not bool(words & COLUMNS)]
     both = {bool(names[name] & ROWS) for name in apart} == {True, False}
-    if not both or not isinstance(call, RenamedCall) or OF_PATTERNS.search(code_of(as_written(function))):
-        return {}
     found = {}
-    for ways in WAYS:
+    for ways in WAYS if both else ():
         of_each = ({n: keys if names[n] & COLUMNS else queries for n in apart} for queries, keys in ways)
-        several = ((each, _always(call, each)) for each in of_each)
+        several = ((each, call.giving(each)) for each in of_each)
         taken = next((each for each in several if not _refuses(check, each[1])), None)
         if taken is not None:
             found[f"with {', '.join(f'{n}={size}' for n, size in taken[0].items())}"] = taken[1]
     return found
-
-
-def _always(call: RenamedCall, given: Mapping[str, object]) -> RenamedCall:
-    """The call that is given these in addition to what it is always given."""
-    return replace(call, options=replace(call.options, always={**call.options.always, **given}))
 
 
 def _refuses(check: ClaimCheck, call: RenamedCall) -> bool:
@@ -141,6 +137,6 @@ def in_splits(check: ClaimCheck, function: Callable[..., Any]) -> dict[str, Rena
     if OF_PATTERNS.search(code_of(as_written(function))):
         return {}
     for number in SPLITS:
-        if not _refuses(check, other := _always(call, {names[0]: number})):
+        if not _refuses(check, other := call.giving({names[0]: number})):
             return {f"with {names[0]}={number}": other}
     return {}

@@ -39,6 +39,7 @@ from attention_conformance.implementations.discovery.modules.own_cache import (
 )
 from attention_conformance.implementations.discovery.shipped.shipped import ShippedCall
 from attention_conformance.implementations.discovery.signatures import signature_of
+from attention_conformance.implementations.discovery.vocabulary import INPUTS
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
@@ -47,7 +48,6 @@ from attention_conformance.spec.problem import Array, Problem
 DTYPES = ("float64", "float32")
 """In which pieces and the whole are compared."""
 SEQUENCE = PLAIN.sized(query_length=SHORT, key_length=SHORT)
-INPUTS = ("query", "key", "value")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from attention_conformance.implementations.discovery.documented import as_writte
 from attention_conformance.implementations.discovery.functions.size_limits import with_equal_lengths
 from attention_conformance.implementations.discovery.signatures import required, signature_of
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
+from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.features import Feature
 
 PASTS = {"past", "cache", "caches", "state", "states"}
@@ -34,11 +35,6 @@ OF_STEPS = re.compile(
 OF_PIECES = re.compile(
     r"\b(?:chunk|piece|block of tokens|several tokens|any (?:number|length)|anything)", re.IGNORECASE
 )
-
-
-def words_of(name: str) -> set[str]:
-    """The words of a name in lower case, without numbers."""
-    return set(re.split(r"[_\d]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
 
 
 def takes_single_tokens(function: object) -> bool:

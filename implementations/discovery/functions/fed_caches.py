@@ -66,7 +66,7 @@ class Recorder:
         return self.answer
 
     def taken(self, tokens: int, extents: Mapping[str, int]) -> Taken | None:
-        """How it was given so many tokens; None where that cannot be told from the shapes."""
+        """How it was given so many tokens; None where the shapes do not show that."""
         axes = {place: axis for place, each in self.given.items() if (axis := axis_of(tokens, each)) is not None}
         output = axis_of(tokens, parts_of(self.answer)[0]) if parts_of(self.answer) else None
         if output is None or not axes or len(axes) > INPUTS:

@@ -169,6 +169,10 @@ class RenamedCall:
         """Whether it is given as (Lq, Lk): it is the same for all samples and heads."""
         return self.form is MaskForm.EITHER and all(extent == 1 for extent in mask.shape[:-2])
 
+    def giving(self, options: Mapping[str, object]) -> RenamedCall:
+        """The same with these given in each call, by its own names, in addition to what always is."""
+        return replace(self, options=replace(self.options, always={**self.options.always, **options}))
+
     def with_defaults(self) -> RenamedCall:
         """The same with its defaults given in each call."""
         return replace(self, options=self.options.with_defaults())

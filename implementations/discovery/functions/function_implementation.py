@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from attention_conformance.implementations.discovery.documented import (
     states_masks_of_samples,
 )
 from attention_conformance.implementations.discovery.extras import EXTRA_FEATURES, Chosen, Extra
-from attention_conformance.implementations.discovery.functions.block_sizes import in_small_blocks, in_splits
+from attention_conformance.implementations.discovery.functions.block_sizes import in_splits
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.functions.function_masks import with_masks_of_samples
 from attention_conformance.implementations.discovery.functions.kept_weights import in_halves
@@ -35,9 +35,17 @@ EVEN_WINDOW = PLAIN.extended(window_left=2, window_right=2)
 
 
 def implementation_of(
-    name: str, check: ClaimCheck, kind: ArrayKind, claims: Claims, extras: tuple[Extra, ...]
+    name: str,
+    check: ClaimCheck,
+    kind: ArrayKind,
+    claims: Claims,
+    extras: tuple[Extra, ...],
+    blocks: Mapping[str, RenamedCall],
 ) -> Implementation:
-    """The implementation that is called so, with every other way in which it may be called as well."""
+    """The implementation that is called so, with every other way in which it may be called as well.
+
+    `blocks`: those in smaller blocks than usual, by names for messages.
+    """
     assert isinstance(check.function, RenamedCall)
     positions, names = tuple(e.position for e in extras), tuple(e.name for e in extras)
     written = as_written(whole := check.function.function)
@@ -52,7 +60,7 @@ def implementation_of(
     if own and states_masks_of_samples(written, own):
         alternatives |= {way: make(Chosen(other, positions)) for way, other in with_masks_of_samples(check).items()}
     if not as_shipped(whole, interfaces()):
-        own_ways = in_small_blocks(check, whole) | in_splits(check, whole) | with_three_axes(check, written)
+        own_ways = {**blocks} | in_splits(check, whole) | with_three_axes(check, written)
         own_ways |= in_halves(check, whole) | with_all_sinks(check, whole)
         alternatives |= {way: make(Chosen(other, positions)) for way, other in own_ways.items()}
     shipped, wrapped = (whole.function, Compiled) if isinstance(whole, Compiled) else (whole, lambda each: each)

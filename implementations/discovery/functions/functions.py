@@ -9,7 +9,6 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from attention_conformance.implementations.api.contract import Claims, Implementation, any_case
-from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always import corner_as_seen, with_premises, without_broken_lengths
 from attention_conformance.implementations.discovery.chunks import without_chunks
 from attention_conformance.implementations.discovery.claim_checks import (
@@ -33,7 +32,7 @@ from attention_conformance.implementations.discovery.documented import (
 )
 from attention_conformance.implementations.discovery.extras import ignored_parts, returns_scores
 from attention_conformance.implementations.discovery.finite_fills import causal_fill_as_seen
-from attention_conformance.implementations.discovery.functions.block_sizes import block_names
+from attention_conformance.implementations.discovery.functions.block_sizes import in_small_blocks
 from attention_conformance.implementations.discovery.functions.bucket_tables import with_bucket_table
 from attention_conformance.implementations.discovery.functions.cache_names import lengths_of_cached
 from attention_conformance.implementations.discovery.functions.dropout_forms import with_dropout_form
@@ -48,7 +47,6 @@ from attention_conformance.implementations.discovery.functions.function_calls im
 )
 from attention_conformance.implementations.discovery.functions.function_implementation import implementation_of
 from attention_conformance.implementations.discovery.functions.function_masks import (
-    OF_MASKS,
     with_mask_form,
     with_one_head_in_groups,
     with_padding_as_seen,
@@ -82,7 +80,6 @@ from attention_conformance.implementations.discovery.functions.own_lengths impor
 from attention_conformance.implementations.discovery.functions.own_slopes import without_own_slopes
 from attention_conformance.implementations.discovery.functions.prefix_keys import SETTINGS as PREFIXED
 from attention_conformance.implementations.discovery.functions.prefix_keys import PrefixKeys, with_prefix_keys
-from attention_conformance.implementations.discovery.functions.seen_masks import with_mask_as_seen, with_pairs_as_seen
 from attention_conformance.implementations.discovery.functions.segments_from_one import with_segments_from_one
 from attention_conformance.implementations.discovery.functions.served import Served
 from attention_conformance.implementations.discovery.functions.several_needed import unjudged, with_what_is_needed
@@ -90,8 +87,12 @@ from attention_conformance.implementations.discovery.functions.shaped_tables imp
 from attention_conformance.implementations.discovery.functions.size_limits import fit_few_heads, with_size_limits
 from attention_conformance.implementations.discovery.functions.suited import suited_in_size
 from attention_conformance.implementations.discovery.functions.table_forms import with_other_forms, with_table_form
-from attention_conformance.implementations.discovery.functions.three_axes import with_three_alone
+from attention_conformance.implementations.discovery.functions.three_axes import refuses_masks, with_three_alone
 from attention_conformance.implementations.discovery.functions.unknown_options import unknown_options
+from attention_conformance.implementations.discovery.functions.unnamed_function_masks import (
+    with_mask_as_seen,
+    with_pairs_as_seen,
+)
 from attention_conformance.implementations.discovery.grouped_masks import without_masks_of_heads
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.module_masks import lengths_as_seen
@@ -191,21 +192,15 @@ def function_candidate(
         laid = _serving_candidate(name, function, settings, device, premises, by_name=False, single=True)
         if laid is not None:
             return laid
-    if _refuses_masks(made, function) and (three := with_three_alone(function)) is not None:
+    if refuses_masks(made, function) and (three := with_three_alone(function)) is not None:
         laid = _laid_out_candidate(name, three, settings, device, premises)
-        if laid is not None and not _refuses_masks(laid, function):
+        if laid is not None and not refuses_masks(laid, function):
             return laid
     if not answers_uneven(made, device):
         transposed = _made(name, TransposedKeys(function), settings, device, premises)
         if transposed is not None and answers_uneven(transposed, device):
             return transposed
     return with_all_it_returns(made, function, usual)
-
-
-def _refuses_masks(made: Implementation, function: Callable[..., object]) -> bool:
-    """Whether a mask among its parameters is not claimed."""
-    features = safe_call(lambda: options_of(signature_of(function)).features).value or frozenset()
-    return bool(features & OF_MASKS) and not made.claims.features & {*OF_MASKS, Feature.KEY_PADDING}
 
 
 def _shipped_candidate(
@@ -385,13 +380,15 @@ def _usual_candidate(
         *check.stated,
     )
     notes = (*(shipped.notes if shipped else ()), *notes)
-    made = with_notes(implementation_of(name, check, kind, claims, extras), [f"a function of {kind.arrays}", *notes])
+    blocks = {} if shipped else in_small_blocks(check)
+    made = implementation_of(name, check, kind, claims, extras, blocks)
+    made = with_notes(made, [f"a function of {kind.arrays}", *notes])
     if shipped:
         return with_cache(made, shipped)
     judged = replace(check, claims=claims)
     own = check.function.options if isinstance(check.function, RenamedCall) else options
     dropped = masks_of_dropout(function) if WAY in made.alternatives else ()
     findings = broken | windows | mask_findings(getattr(function, "function", function), own, judged, dropped)
-    blocks = {name for name in block_names(function) if any(f"{name}=" in text for text in made.alternatives)}
-    findings = unknown_options(check, function, {*names, *findings, *blocks}) | findings
+    sizes = {name for each in blocks.values() for name in each.options.always}
+    findings = unknown_options(check, function, {*names, *findings, *sizes}) | findings
     return replace(made, findings=findings, as_seen=masks_as_seen(own, judged))

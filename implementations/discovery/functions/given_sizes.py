@@ -16,7 +16,7 @@ from attention_conformance.implementations.discovery.functions.one_sample import
 from attention_conformance.implementations.discovery.modules.constructor_names import GROUPS, Size, size_of
 from attention_conformance.implementations.discovery.probe import first_part, shape_of
 from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
-from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, KNOWN_NAMES
+from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, KNOWN_NAMES, words_of
 
 HEADS = "num_heads"
 """The parameter that it keeps where its inputs have the widths of all heads in one axis."""
@@ -44,8 +44,6 @@ OF_HEADS = {"head", "heads"}
 
 def counts(name: str) -> tuple[Count, ...]:
     """What a parameter of this name may count, the likelier first; nothing where it is no size."""
-    from attention_conformance.implementations.discovery.modules.neutrals import words_of  # imports torch
-
     words = words_of(name)
     rest = words - NUMBER - OF_HEADS
     if name in HEAD_COUNTS or (rest <= {"q", "query", "queries"} and (words & NUMBER or words & OF_HEADS) and rest):

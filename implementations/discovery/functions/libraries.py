@@ -27,13 +27,13 @@ def may_be_of_jax(function: object) -> bool:
         return False
     written = as_written(function)
     while written is not None:
-        if not isinstance(written, FunctionType) or not _names_others(written):
+        if not isinstance(written, FunctionType) or not _names_no_jax(written):
             return True
         written = getattr(written, "__wrapped__", None)
     return False
 
 
-def _names_others(written: FunctionType) -> bool:
+def _names_no_jax(written: FunctionType) -> bool:
     """Whether all that its file and its code name is known to be none of JAX."""
     within = {name for name in written.__code__.co_names if name in sys.modules}
     named = within | {_package(each) for each in written.__globals__.values()}

@@ -327,11 +327,9 @@ def _as_module(form: NeededArrays, x: Any) -> type[nn.Module]:
 
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
             layers = [arrays[path] for path in LAYERS]
-            inside = [
-                _split(each @ layer.T, form.layout, num_heads) for each, layer in zip(inputs, layers[:3], strict=True)
-            ]
-            first, *others = form(inside, arrays, options)
-            merged = _merged(first, form.layout) @ layers[3].T
+            projected = [each @ layer.T for each, layer in zip(inputs, layers[:3], strict=True)]
+            first, *others = form([in_layout(each, form.layout, num_heads) for each in projected], arrays, options)
+            merged = out_of_layout(first, form.layout) @ layers[3].T
             return (merged, *others) if others else merged
 
         return Held(arrays, answer, framework, evaluation(form.function) if framework == "jax" else called)
@@ -345,14 +343,14 @@ def _named(function: Any) -> Any:
     return inspect.unwrap(getattr(function, "function", function))
 
 
-def _split(x: Any, layout: str, heads: int) -> Any:
-    """(B, L, E) in the layout of the function."""
+def in_layout(x: Any, layout: str, heads: int) -> Any:
+    """(B, L, E) in the layout of a function, one of `LAYOUTS`."""
     apart = x.reshape(*x.shape[:2], heads, x.shape[2] // heads) if "H" in layout else x
     return permuted(apart, _usual(layout), layout)
 
 
-def _merged(output: Any, layout: str) -> Any:
-    """The output as (B, L, E)."""
+def out_of_layout(output: Any, layout: str) -> Any:
+    """An output in this layout as (B, L, E)."""
     apart = permuted(output, layout, _usual(layout))
     return apart.reshape(*apart.shape[:2], apart.shape[2] * apart.shape[3]) if "H" in layout else apart
 

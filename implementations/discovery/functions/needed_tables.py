@@ -15,7 +15,7 @@ import numpy as np
 from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
-from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
+from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES, words_of
 
 if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.modules.neutrals import Neutral
@@ -90,7 +90,7 @@ def _into(given: Any, query: Any) -> Any:
 
 def with_needed_tables(function: Callable[..., Any]) -> NeededTables | None:
     """The function, given the tables of rotations and gradients that it needs; None where it needs none of these."""
-    from attention_conformance.implementations.discovery.modules.neutrals import ROTARY_WORDS, combined, words_of
+    from attention_conformance.implementations.discovery.modules.neutrals import ROTARY_WORDS, combined
 
     signature = safe_call(lambda: signature_of(function)).value
     own = [] if signature is None else [p for p in signature.parameters.values() if required(p)][3:]

@@ -208,8 +208,7 @@ def _given(check: ClaimCheck, name: str, number: int) -> ClaimCheck:
     """The check of the function with this window in each call."""
     call = check.function
     assert isinstance(call, RenamedCall)
-    options = replace(call.options, always={**call.options.always, name: number})
-    return replace(check, function=replace(call, options=options))
+    return replace(check, function=call.giving({name: number}))
 
 
 def _lengths(check: ClaimCheck, case: Case) -> tuple[int, int]:

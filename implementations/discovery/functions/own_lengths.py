@@ -35,8 +35,7 @@ def _bounds(check: ClaimCheck, call: RenamedCall, name: str) -> bool:
     """Whether this number, where it is the length or more, changes nothing, and does where it is less."""
 
     def given(number: int) -> ClaimCheck:
-        options = replace(call.options, always={**call.options.always, name: number})
-        return replace(check, function=replace(call, options=options))
+        return replace(check, function=call.giving({name: number}))
 
     whole, short, length = check.run(PLAIN), check.run(SHORT), PLAIN.sizes.key_length
     if whole.error or short.error:

@@ -35,7 +35,7 @@ def without_own_slopes(check: ClaimCheck) -> ClaimCheck:
     name = call.options.named.spelled.get(OPTION, "")
     if Feature.ALIBI not in check.claims or name in ("", *call.options.always):
         return check
-    given = replace(call, options=replace(call.options, always={**call.options.always, name: None}))
+    given = call.giving({name: None})
     if all(_seen(check, heads) is Slopes.USUAL for heads in HEADS):
         return replace(check, function=given).stating(f"its {name!r} are those of ALiBi by default, and given as zeros")
     written = as_written(call.function)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
-from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
+from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall, options_of
+from attention_conformance.implementations.discovery.functions.function_masks import OF_MASKS
 from attention_conformance.implementations.discovery.shipped.shipped_others import SIDE_BY_SIDE
 from attention_conformance.implementations.discovery.signatures import signature_of
 from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS
+from attention_conformance.spec.features import Feature
 from attention_conformance.spec.premises import NO_PREMISES
 
 OF_QUERY = r"\bq(?:uery|ueries)?\b[^()\n]{0,20}\("
@@ -46,6 +49,12 @@ class ThreeAlone:
         return self.function(query, key, value, *more, **options)
 
 
+def refuses_masks(made: Implementation, function: Callable[..., object]) -> bool:
+    """Whether a mask among the parameters of a function is not claimed by the candidate that is made of it."""
+    features = safe_call(lambda: options_of(signature_of(function)).features).value or frozenset()
+    return bool(features & OF_MASKS) and not made.claims.features & {*OF_MASKS, Feature.KEY_PADDING}
+
+
 def with_three_alone(function: Callable[..., Any]) -> ThreeAlone | None:
     """The function, if its documentation has queries of three axes, and of no four."""
     text = inspect.getdoc(function) or ""
@@ -74,9 +83,7 @@ class ThreeAxes:
         if any(hasattr(each, "shape") for each in options.values()) or (not self.counts and heads != of_keys):
             return self.call(query, key, value, **options)
         given = dict(zip(self.counts, (heads, of_keys), strict=False))
-        own = self.call.options
-        call = replace(self.call, options=replace(own, always={**own.always, **given}))
-        answer = call(*(self._flat(x) for x in (query, key, value)), **options)
+        answer = self.call.giving(given)(*(self._flat(x) for x in (query, key, value)), **options)
         output, *others = answer if isinstance(answer, tuple | list) else (answer,)
         shape = (*query.shape[:3], value.shape[-1])
         flat = self._shape(shape)

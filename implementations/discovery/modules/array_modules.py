@@ -20,9 +20,9 @@ from attention_conformance.implementations.discovery.modules.held_arrays import 
     random_key,
 )
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
-from attention_conformance.implementations.discovery.modules.neutrals import is_input, words_of
+from attention_conformance.implementations.discovery.modules.neutrals import is_input
 from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
-from attention_conformance.implementations.discovery.vocabulary import INPUTS
+from attention_conformance.implementations.discovery.vocabulary import INPUTS, words_of
 
 WIDTH = "embed_dim"
 """The parameter added where a constructor is not given the width of its inputs."""

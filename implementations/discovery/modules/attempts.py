@@ -27,11 +27,10 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
 )
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built, constructor
 from attention_conformance.implementations.discovery.modules.file_sizes import sizes_in_file
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.parameters import LAYERS
 from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor, own_names, required
 from attention_conformance.implementations.discovery.targets.loading import TargetError
-from attention_conformance.implementations.discovery.vocabulary import Option
+from attention_conformance.implementations.discovery.vocabulary import Option, words_of
 
 MOST = 24
 """Attempts at one class."""

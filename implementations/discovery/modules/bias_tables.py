@@ -22,7 +22,7 @@ from attention_conformance.implementations.discovery.modules.built_otherwise imp
 from attention_conformance.implementations.discovery.modules.constructor_names import Size
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.problem import Array, Problem
 
 COUNTS, DISTANCES = (

@@ -1,4 +1,4 @@
-"""Built otherwise: a module class with each option or setting turned on that is off by default."""
+"""Built otherwise: a module class with each option or setting set that is off by default."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     texts_compared,
 )
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor
+from attention_conformance.implementations.discovery.vocabulary import words_of
 
 MOST = 6
-"""Options that are turned on, each for itself."""
+"""Options that are set, each for itself."""
 MOST_TEXTS = 3
 """Texts that one of them is given, one after another."""
 OF_SLICES = {"slice", "slices", "sliced"}

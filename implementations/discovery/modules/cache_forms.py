@@ -23,7 +23,7 @@ from attention_conformance.implementations.discovery.modules.cache_pieces import
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.harder_inputs import lengthened
 from attention_conformance.implementations.discovery.modules.limited_caches import rows_of, within_limit
-from attention_conformance.implementations.discovery.modules.neutrals import IDS, POSITION_WORDS, words_of
+from attention_conformance.implementations.discovery.modules.neutrals import IDS, POSITION_WORDS
 from attention_conformance.implementations.discovery.modules.own_cache import (
     OF_ROOM,
     PAST,
@@ -39,6 +39,7 @@ from attention_conformance.implementations.discovery.modules.own_cache import (
     wanted_of,
 )
 from attention_conformance.implementations.discovery.signatures import is_variadic, required
+from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.problem import Array, Problem
 
 SHORT = 7

@@ -10,7 +10,7 @@ import numpy as np
 
 from attention_conformance.implementations.adapters.as_built import ROUNDINGS
 from attention_conformance.implementations.discovery.modules.harder_inputs import TOKENS
-from attention_conformance.implementations.discovery.modules.limited_caches import moved
+from attention_conformance.implementations.discovery.modules.limited_caches import LEAST, last_row_moves, moved
 from attention_conformance.implementations.discovery.modules.own_cache import Place
 from attention_conformance.spec.problem import Array, Problem
 
@@ -24,8 +24,6 @@ STEPS = {"in single tokens": (1,), BEGUN: (3, *(1,) * TOKENS)}
 """The same for what takes a prompt, and one token at a time then."""
 LATER = 4
 """The first token after a piece of several tokens and a single one."""
-LEAST = 3
-"""Tokens that a cache of few keeps; one that keeps fewer has lost them."""
 NEAR = float(np.finfo(np.float32).eps) ** (3 / 4)
 """Of the largest number: more than roundings of a cache in float32."""
 COARSE = 0.2
@@ -136,9 +134,7 @@ def keeps_few(rows_of: RowsOf[Way], way: Way, problem: Problem) -> bool:
 def _moves_last(rows_of: RowsOf[Way], way: Way | None, problem: Problem, tokens: range) -> bool:
     """Whether the last row changes with these tokens."""
     one, other = (rows_of(way, each) for each in (problem, moved(problem, tokens)))
-    if one is None or other is None:
-        return False
-    return bool(np.abs(other[:, -1] - one[:, -1]).max() > ROUNDINGS * np.abs(one).max())
+    return one is not None and other is not None and last_row_moves(one, other)
 
 
 def _changed(rows_of: RowsOf[Way], way: Way, rows: Array | None, problem: Problem, tokens: range) -> Array | None:

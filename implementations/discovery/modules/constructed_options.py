@@ -20,7 +20,6 @@ from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.modules.built_otherwise import options_left_out, with_options
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan
 from attention_conformance.implementations.discovery.modules.self_options import (
     alone_with,
@@ -31,7 +30,7 @@ from attention_conformance.implementations.discovery.modules.self_options import
 from attention_conformance.implementations.discovery.modules.template import output_of_problem
 from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.targets.loading import TargetError
-from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
+from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES, words_of
 from attention_conformance.spec.case_options import used_options
 from attention_conformance.spec.cases import Case, Layout, MaskKind, Padding, Pattern
 from attention_conformance.spec.conventions import CausalWithMask

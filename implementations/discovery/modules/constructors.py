@@ -108,7 +108,7 @@ class Constructor:
         norms: its norms of queries and keys, where they are judged with it.
         guessed: its parameters of unknown names that are given a size.
         tokens: those that it is called with to look at it, and that its window has.
-        kv_heads: of keys and values, where it always has so many; 0: as many as those of queries, or as it is told.
+        kv_heads: of keys and values, where it always has so many; 0: as many as those of queries, or as it is given.
         grouped: whether its object of settings states how many these are.
         dropping: whether its rates of dropout are other ones than 0 once it is built.
         of_problem: what it is built with in addition for a problem, by its own names.

@@ -10,6 +10,7 @@ from attention_conformance.implementations.api.contract import Fit, Unsupported
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED, has_effect
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
+from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sharing
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
@@ -95,7 +96,7 @@ def of_context_alone(call: ModuleCall, check: ClaimCheck) -> tuple[ClaimCheck, l
 
     A mask of another name that has an effect next to another sequence has to have it without.
     """
-    from attention_conformance.implementations.discovery.modules.neutrals import OF_KEYS, words_of  # imports torch
+    from attention_conformance.implementations.discovery.modules.neutrals import OF_KEYS  # imports torch
 
     names = {call.options.spelled[option] for option in MASKS if option in call.options.spelled}
     if not call.optional or call.of_context or not names or not all(words_of(name) & OF_KEYS for name in names):

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.signatures import required
+from attention_conformance.implementations.discovery.vocabulary import words_of
 
 EMPTYING, HELD = {"reset", "clear", "empty", "init", "initialize"}, {"cache", "caches", "kv", "state", "states"}
 """Words in the name of a method that empties a cache."""

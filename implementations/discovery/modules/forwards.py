@@ -30,7 +30,6 @@ from attention_conformance.implementations.discovery.modules.neutrals import (
     combined,
     is_empty_place,
     is_input,
-    words_of,
 )
 from attention_conformance.implementations.discovery.modules.packed_samples import Packing, packing_of
 from attention_conformance.implementations.discovery.modules.single_samples import each_sample_alone
@@ -63,6 +62,7 @@ from attention_conformance.implementations.discovery.vocabulary import (
     LENGTH_NAMES,
     WEIGHTS_RETURNED,
     MaskForm,
+    words_of,
 )
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.problem import Problem

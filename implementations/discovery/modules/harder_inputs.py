@@ -15,7 +15,7 @@ from attention_conformance.implementations.api.contract import Claims, Result, U
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.claim_checks import MASKED
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
+from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Array, Problem

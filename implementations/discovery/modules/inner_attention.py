@@ -10,13 +10,20 @@ import torch
 from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.functions.needed_arrays import (
+    LAYOUTS,
+    LOOKS,
+    NeededArrays,
+    in_layout,
+    out_of_layout,
+)
 from attention_conformance.implementations.discovery.modules.op_modules import built_in_heads
-from attention_conformance.implementations.discovery.probe import HALF, parts_of
+from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import positional, role
 from attention_conformance.implementations.discovery.vocabulary import INPUTS
 
-LAYOUTS = ("BHLD", "BLHD")
-SAMPLES, HEADS, TOKENS, WIDTH = 2, 3, 5, 8
+IN_HEADS = tuple(layout for layout in LAYOUTS if "H" in layout)
+SIZES = LOOKS[0]
 """Sizes of the call in which it shows where its heads lie."""
 
 
@@ -32,32 +39,19 @@ def in_layer(kind: Any) -> type[nn.Module] | None:
     if forward is None or tuple(map(role, inputs)) != INPUTS:
         return None
     with torch.random.fork_rng(devices=[]):
-        layout = next((each for each in LAYOUTS if safe_call(partial(_attends, kind, each)).value), None)
+        layout = next((each for each in IN_HEADS if safe_call(partial(_attends, kind, each)).value), None)
     return None if layout is None else _layer(kind, forward, inputs, layout)
 
 
+def _called(module: nn.Module, layout: str) -> NeededArrays:
+    """The module, as a function of inputs in this layout that needs no arrays."""
+    return NeededArrays(lambda *given, **options: parts_of(module(*given, **options)), {}, {}, layout)
+
+
 def _attends(kind: type[nn.Module], layout: str) -> bool:
-    """Whether the last token has a part of the value of the first one, in each head that of the same head alone."""
-    made = built_in_heads(kind, WIDTH, HEADS)
-    x = torch.randn(_split(torch.zeros(SAMPLES, TOKENS, HEADS * WIDTH), HEADS, layout).shape)
-    changed = x.clone()
-    changed[_at(layout, head=0, token=0)] += 1.0
-    with torch.no_grad():
-        alike = torch.ones_like(x)  # keys, of which no factor of the scores leaves some out
-        first, second = (parts_of(made(x, alike, value))[0] for value in (x, changed))
-    differs = (first - second).abs() > HALF
-    last, others = differs[_at(layout, head=0, token=-1)], differs[_at(layout, head=slice(1, None), token=slice(None))]
-    return first.shape == x.shape and bool(last.any()) and not bool(others.any())
-
-
-def _at(layout: str, head: int | slice, token: int | slice) -> tuple[Any, ...]:
-    return (slice(None), *((head, token) if layout == "BHLD" else (token, head)))
-
-
-def _split(x: torch.Tensor, heads: int, layout: str) -> torch.Tensor:
-    """(B, L, E) in heads."""
-    apart = x.reshape(*x.shape[:-1], heads, -1)
-    return apart.transpose(1, 2) if layout == "BHLD" else apart
+    """Whether it does, with equal keys, of which no factor of the scores leaves some out."""
+    called = _called(built_in_heads(kind, SIZES.width, SIZES.heads), layout)
+    return called.attends(SIZES, torch.full(called.shape(SIZES), 0.5))
 
 
 def _layer(kind: type[nn.Module], forward: inspect.Signature, inputs: list[str], layout: str) -> type[nn.Module]:
@@ -72,11 +66,10 @@ def _layer(kind: type[nn.Module], forward: inspect.Signature, inputs: list[str],
             named = dict(zip(inputs, given, strict=False))
             named |= {name: options.pop(name) for name in inputs if name in options}
             layers = (self.q_proj, self.k_proj, self.v_proj)
-            heads = [
-                _split(layer(named[name]), self.num_heads, layout) for layer, name in zip(layers, inputs, strict=True)
-            ]
-            output, *others = parts_of(self.inner(*heads, **options))
-            merged = self.out_proj((output.transpose(1, 2) if layout == "BHLD" else output).flatten(2))
+            projected = (layer(named[name]) for layer, name in zip(layers, inputs, strict=True))
+            heads = [in_layout(each, layout, self.num_heads) for each in projected]
+            output, *others = _called(self.inner, layout)(heads, {}, options)
+            merged = self.out_proj(out_of_layout(output, layout))
             return (merged, *others) if others else merged
 
     Layer.forward.__signature__ = forward  # type: ignore[attr-defined]  # what inspect.signature reads

@@ -81,7 +81,7 @@ def _arrays(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def needs_even(make: Constructor, call: ModuleCall) -> bool:
-    """Whether heads of odd widths raise as it is built or called, as where sines and cosines take turns."""
+    """Whether heads of odd widths raise as it is built or called, as where sines and cosines alternate."""
 
     def output(width: int) -> torch.Tensor:
         module = make(make.heads * width, make.heads)

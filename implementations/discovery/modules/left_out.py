@@ -14,16 +14,19 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructor_names import Size, size_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
-from attention_conformance.implementations.discovery.modules.neutrals import ADDITIVE, ROTATIONS, is_input, words_of
+from attention_conformance.implementations.discovery.modules.neutrals import ADDITIVE, ROTATIONS, is_input
 from attention_conformance.implementations.discovery.modules.own_cache import PAST
 from attention_conformance.implementations.discovery.modules.parameters import SHUT
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
+from attention_conformance.implementations.discovery.values_tried import ANYTHING, ARRAYS, FEW, NOT_JUDGED, other_values
+from attention_conformance.implementations.discovery.vocabulary import words_of
 
 MOST_NAMED = 6
 """What is left out that is named."""
+SEVERAL = FEW[1:]
+"""Whole numbers that are tried."""
 OF_PLACES = {"start", "offset", "pos", "position", "step", "index", "idx", "layer", "seen"}
 """Words in the names of numbers that state where tokens lie, or which layer it is."""
-UNKNOWN = "not judged: the suite does not know it, and it changes the answer"
 NARROW = "float16"
 """The dtype of the smallest range."""
 USUAL = ("bias", "batch_first")
@@ -76,10 +79,12 @@ def never_given(kind: object, call: ModuleCall) -> list[str]:
     return [p.name for p in parameters if p.default is None and p.name not in given and not words_of(p.name) & PAST]
 
 
-def inputs_left_out(make: Constructor, call: ModuleCall, judged: Collection[str]) -> dict[str, str]:
+def inputs_left_out(
+    make: Constructor, call: ModuleCall, judged: Collection[str], felt: Collection[str]
+) -> dict[str, str]:
     """Why it is judged without an input that it may be given, by the name of that: as tokens it changes the answer.
 
-    `judged`: those that are given elsewhere.
+    `judged`: those that are given elsewhere; `felt`: see `felt_numbers`.
     """
     if not (isinstance(make.kind, type) and issubclass(make.kind, torch.nn.Module)):
         return {}
@@ -87,8 +92,9 @@ def inputs_left_out(make: Constructor, call: ModuleCall, judged: Collection[str]
     x = _inputs(make)
     names = [name for name in others if is_input(name) and _felt(name, make, call, [x[1]]) is not None]
     options = [name for name in others if name not in names and _felt(name, make, call, _anything(x)) is not None]
-    options += felt_numbers(make, call)
-    inputs = dict.fromkeys(names, "not judged: another input that changes the answer") | dict.fromkeys(options, UNKNOWN)
+    options += felt
+    inputs = dict.fromkeys(names, "not judged: another input that changes the answer")
+    inputs |= dict.fromkeys(options, NOT_JUDGED)
     return inputs | dict.fromkeys(_held_heads(make), "not judged with several heads: each is as wide as the inputs")
 
 
@@ -98,10 +104,9 @@ def _held_heads(make: Constructor) -> list[str]:
 
 
 def _anything(x: torch.Tensor) -> list[object]:
-    """What an option may be given of whose kind nothing is known: numbers, pairs of tokens, and numbers of tokens."""
-    tokens = x.shape[2]
-    pairs, down = torch.arange(tokens)[:, None] % 3 != torch.arange(tokens) % 3, torch.arange(tokens).flip(0)
-    return [True, 2, 0.5, pairs, torch.sin(torch.arange(tokens**2).view(tokens, tokens)), down.expand(x.shape[1], -1)]
+    """What an option may be given of whose kind nothing is known, next to two inputs (2, B, L, E)."""
+    arrays = (torch.from_numpy(made(x.shape[1], x.shape[2], x.shape[2])) for made in ARRAYS)
+    return [*ANYTHING, *(each.to(x.dtype) if each.is_floating_point() else each for each in arrays)]
 
 
 def felt_numbers(make: Constructor, call: ModuleCall) -> dict[str, object]:
@@ -112,18 +117,9 @@ def felt_numbers(make: Constructor, call: ModuleCall) -> dict[str, object]:
     forward = safe_call(lambda: inspect.signature(make.kind.forward)).value  # type: ignore[attr-defined]
     given = {*call.options.spelled.values(), *call.keywords, *call.always, *call.tables, *call.of_context.values()}
     own = [p for p in (forward.parameters.values() if forward else ()) if p.name not in given]
-    values = {p.name: _others(p.default) for p in own if not words_of(p.name) & (PAST | OF_PLACES)}
+    values = {p.name: other_values(p.default, SEVERAL) for p in own if not words_of(p.name) & (PAST | OF_PLACES)}
     felt = {name: _felt(name, make, call, others) for name, others in values.items() if others}
     return {name: value for name, value in felt.items() if value is not None}
-
-
-def _others(default: object) -> list[object]:
-    """Other values than a flag or a number that is given by default."""
-    if isinstance(default, bool):
-        return [not default]
-    if isinstance(default, int):
-        return [number for number in (2, 3) if number != default]
-    return [default / 2 or 0.5] if isinstance(default, float) else []
 
 
 def _inputs(make: Constructor) -> torch.Tensor:

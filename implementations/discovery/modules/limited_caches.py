@@ -20,13 +20,13 @@ from attention_conformance.implementations.adapters.torch_module import TorchMod
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.documented import sentences_of
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.own_cache import InPieces
+from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Array, Problem
 
-FEWEST = 4
-"""Tokens, with the newest, that a cache of few keeps; one that keeps fewer has lost them."""
+LEAST = 3
+"""Tokens that a cache of few keeps next to the newest; one that keeps fewer has lost them."""
 LIMITED = re.compile(
     r"\b(?:sinks?|evict\w*|truncat\w*|trim(?:s|med|ming)?|discard\w*|forgets?|forgotten|rolling|ring buffer|bounded"
     r"|cut (?:down|off|back)|at most|endless|\d+ (?:most )?(?:last|latest|recent|newest)"
@@ -55,21 +55,21 @@ def within_limit(way: InPieces, kind: object, whole: Answer, pieces: Answer, pro
 def kept_tokens(whole: Answer, pieces: Answer, problem: Problem) -> int:
     """How many tokens the last row depends on in pieces; 0 where as a whole it depends on no more, or not on all."""
     one, other = whole(problem), pieces(problem)
-    if one is None or other is None or one.shape != other.shape or not _moves(one, other):
+    if one is None or other is None or one.shape != other.shape or not last_row_moves(one, other):
         return 0
     tokens = range(problem.query.shape[1])
     if not all(_depends(whole, one, problem, token) for token in tokens):
         return 0
     kept = sum(_depends(pieces, other, problem, token) for token in tokens)
-    return kept if FEWEST <= kept < len(tokens) else 0
+    return kept if LEAST < kept < len(tokens) else 0
 
 
 def _depends(answer: Answer, usual: Array, problem: Problem, token: int) -> bool:
     found = answer(moved(problem, [token]))
-    return found is not None and _moves(usual, found)
+    return found is not None and last_row_moves(usual, found)
 
 
-def _moves(one: Array, other: Array) -> bool:
+def last_row_moves(one: Array, other: Array) -> bool:
     """Whether the last rows differ."""
     return bool(np.abs(other[:, -1] - one[:, -1]).max() > ROUNDINGS * np.abs(one).max())
 

@@ -13,6 +13,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.always import KEYS, changes, rows
 from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import Floats, near
+from attention_conformance.implementations.discovery.vocabulary import KEY_WORDS
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sharing
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.masks import Booleans, visible
@@ -22,8 +23,6 @@ OF_PADDED = (2, 5, 12, 15)
 """Keys of `PADDED` that are changed: the third is padding in one sample, the last in both."""
 NUMBERS = (0.0, 1.0, -inf)
 """As which True may be given: as a boolean, as 1, or as what is added to the score of a hidden key."""
-KEY_WORDS = {"k", "key", "keys", "kv", "memory", "mem", "context", "ctx", "encoder", "enc"}
-"""Words in the names of masks that are of keys and of nothing else."""
 GIVEN_AS = {0.0: "", 1.0: ", given as 0 and 1", -inf: ", given as 0 and -inf"}
 
 

@@ -39,12 +39,17 @@ from attention_conformance.implementations.discovery.modules.constructors import
 from attention_conformance.implementations.discovery.modules.context_masks import BOTH_MASKS
 from attention_conformance.implementations.discovery.modules.emptied_twice import without_rows_emptied_twice
 from attention_conformance.implementations.discovery.modules.layout import fit_of_heads, holds_table
-from attention_conformance.implementations.discovery.modules.left_out import inputs_left_out, left_out, without_narrow
+from attention_conformance.implementations.discovery.modules.left_out import (
+    felt_numbers,
+    inputs_left_out,
+    left_out,
+    without_narrow,
+)
 from attention_conformance.implementations.discovery.modules.limited_caches import limits_stated
 from attention_conformance.implementations.discovery.modules.mask_ranks import unknown_masks
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
-from attention_conformance.implementations.discovery.modules.neutrals import Neutral, words_of
+from attention_conformance.implementations.discovery.modules.neutrals import Neutral
 from attention_conformance.implementations.discovery.modules.other_calls import (
     PROMISED,
     calls_after_flags,
@@ -66,6 +71,7 @@ from attention_conformance.implementations.discovery.modules.whole_modules impor
 from attention_conformance.implementations.discovery.modules.window_options import with_window_option
 from attention_conformance.implementations.discovery.padded_positions import padded_positions_as_seen
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
+from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.cases import Layout
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature
@@ -133,7 +139,8 @@ def module_candidate(
     mode = ["in eval mode, because it answers at random in training mode"] if plan.evaluating else []
     layout = "(L, B, E)" if plan.call.length_first else LAYOUTS[plan.call.spatial]
     modes, raising = _modes(plan, published, replace(check, claims=claims))
-    whole = as_built if plan.in_parts else own_backward
+    felt = felt_numbers(plan.make, plan.call)
+    whole = partial(as_built, felt=felt) if plan.in_parts else own_backward
     modes = modes | whole(plan.make, plan.call, replace(check, claims=claims))
     judged = replace(check, claims=claims)
     refused, broken = without_other_widths(plan.make)
@@ -147,7 +154,7 @@ def module_candidate(
         | mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
     )
     findings = findings | unused_caches(kind, alternatives, modes)
-    findings = findings | inputs_left_out(plan.make, plan.call, positions_judged(modes))
+    findings = findings | inputs_left_out(plan.make, plan.call, positions_judged(modes), felt)
     findings = findings | not_judged(modes, plan.make, plan.call, judged) | unknown_masks(plan.call, judged)
     as_seen = () if published or plan.documented else masks_as_seen(plan.call.options, judged)
     check = check.stating(*left_out(plan.make, plan.call), *limits_stated(alternatives.values(), modes))

@@ -13,9 +13,9 @@ from attention_conformance.implementations.discovery.always import changes, wind
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
 from attention_conformance.implementations.discovery.modules.constructor_names import Size
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.signatures import REMEDY
 from attention_conformance.implementations.discovery.targets.loading import TargetError
+from attention_conformance.implementations.discovery.vocabulary import words_of
 
 NARROW = 20
 """Tokens of such a window: more than those with which a module is looked at."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import product
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from attention_conformance.implementations.discovery.signatures import role
+from attention_conformance.implementations.discovery.vocabulary import words_of
 
 
 class Given(Protocol):
@@ -243,8 +243,3 @@ def is_input(name: str) -> bool:
     """Whether a parameter of this name is an input, and no table, mask or place in a cache."""
     words = words_of(name)
     return bool(role(name) or not words & NO_INPUT_WORDS or words <= OF_KEYS | {"x", "input", "inputs"})
-
-
-def words_of(name: str) -> set[str]:
-    """The words of a name in lower case, without numbers."""
-    return set(re.split(r"[_\d]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))

@@ -17,7 +17,8 @@ from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.left_out import never_given
-from attention_conformance.implementations.discovery.modules.neutrals import POSITION_WORDS, is_input, words_of
+from attention_conformance.implementations.discovery.modules.neutrals import POSITION_WORDS, is_input
+from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.problem import Problem
 
 OF_SCORES = {"prev", "previous", "residual", "scores", "bias"}

@@ -37,7 +37,6 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
 from attention_conformance.implementations.discovery.modules.limited_caches import answers_of, within_limit
 from attention_conformance.implementations.discovery.modules.mask_ranks import promised_per_key
 from attention_conformance.implementations.discovery.modules.module_masks import shaped
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.own_cache import InPieces, calls_in_pieces
 from attention_conformance.implementations.discovery.modules.packed_samples import BEHIND_OTHERS
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan
@@ -47,7 +46,7 @@ from attention_conformance.implementations.discovery.modules.promises import (
 )
 from attention_conformance.implementations.discovery.modules.same_masks import masks_as_numbers
 from attention_conformance.implementations.discovery.signatures import required
-from attention_conformance.implementations.discovery.vocabulary import INPUTS, MaskForm
+from attention_conformance.implementations.discovery.vocabulary import INPUTS, MaskForm, words_of
 from attention_conformance.spec.cases import MaskShape
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Problem
@@ -172,7 +171,7 @@ def calls_after_flags(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
 
 
 def _flags(plan: ModulePlan) -> list[str]:
-    """Those of its forward that are off by default, and that the suite does not turn on for reasons of its own."""
+    """Those of its forward that are off by default, and that the suite does not set for reasons of its own."""
     parameters = inspect.signature(cast("type[nn.Module]", plan.make.kind).forward).parameters.values()
     known = {*plan.call.options.spelled.values(), *plan.call.always, *plan.call.tables}
     return [p.name for p in parameters if p.default is False and p.name not in known and words_of(p.name) & OF_STATE]

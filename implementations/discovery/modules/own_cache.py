@@ -21,7 +21,8 @@ from attention_conformance.implementations.adapters.modes import Modes
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
-from attention_conformance.implementations.discovery.modules.neutrals import IDS, POSITION_WORDS, TABLE_WORDS, words_of
+from attention_conformance.implementations.discovery.modules.neutrals import IDS, POSITION_WORDS, TABLE_WORDS
+from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.signatures import required
+from attention_conformance.implementations.discovery.vocabulary import words_of
 
 if TYPE_CHECKING:
     from attention_conformance.implementations.adapters.as_built import AsBuilt

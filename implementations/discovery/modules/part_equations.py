@@ -27,7 +27,6 @@ from attention_conformance.implementations.discovery.modules.distance_tables imp
     tables_of_shape,
 )
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.parameters import patterns, place_of
 from attention_conformance.implementations.discovery.modules.part_uses import (
     BOUND,
@@ -56,6 +55,7 @@ from attention_conformance.implementations.discovery.modules.template import (
     projected,
     scores_of_variant,
 )
+from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.problem import Array, Problem
 
 MOST = 1024

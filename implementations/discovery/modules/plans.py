@@ -63,7 +63,6 @@ from attention_conformance.implementations.discovery.modules.module_masks import
 )
 from attention_conformance.implementations.discovery.modules.module_runs import module_run, with_groups
 from attention_conformance.implementations.discovery.modules.narrow_windows import with_narrow_window
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.other_forms import refuse_other_forms
 from attention_conformance.implementations.discovery.modules.promises import (
     has_published_interface,
@@ -73,8 +72,9 @@ from attention_conformance.implementations.discovery.modules.query_key_norms imp
 from attention_conformance.implementations.discovery.modules.self_options import in_self_attention_alone
 from attention_conformance.implementations.discovery.modules.stated_bases import stated_base
 from attention_conformance.implementations.discovery.modules.stated_meanings import with_stated_meaning
-from attention_conformance.implementations.discovery.modules.unnamed_masks import with_unnamed_mask
+from attention_conformance.implementations.discovery.modules.unnamed_module_masks import with_unnamed_mask
 from attention_conformance.implementations.discovery.probe import HALF
+from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.cases import Case, MaskShape, Padding
 from attention_conformance.spec.conventions import Conventions, DefaultScale
 from attention_conformance.spec.features import Feature, Scope

@@ -1,4 +1,4 @@
-"""Masks that behave the other way round than their documentation plainly states: judged by what that states."""
+"""Masks that do the opposite of what their documentation plainly states: judged by what that states."""
 
 from __future__ import annotations
 

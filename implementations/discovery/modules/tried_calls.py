@@ -24,9 +24,9 @@ from attention_conformance.implementations.discovery.modules.neutrals import (
     Given,
     Neutral,
     neutrals,
-    words_of,
 )
 from attention_conformance.implementations.discovery.signatures import is_variadic, required
+from attention_conformance.implementations.discovery.vocabulary import words_of
 
 
 class Tried(StrEnum):

@@ -28,8 +28,8 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     size_of,
 )
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor, required
+from attention_conformance.implementations.discovery.vocabulary import words_of
 
 Value: TypeAlias = Any
 MOST_PARTS, MOST_TRIED, MOST_COMBINED = 3, 64, 20_000

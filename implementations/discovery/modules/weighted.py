@@ -49,9 +49,9 @@ from attention_conformance.implementations.discovery.modules.held_arrays import 
     random_key,
 )
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
-from attention_conformance.implementations.discovery.modules.neutrals import combined, words_of
+from attention_conformance.implementations.discovery.modules.neutrals import combined
 from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
-from attention_conformance.implementations.discovery.vocabulary import OPTIONS
+from attention_conformance.implementations.discovery.vocabulary import OPTIONS, words_of
 
 MOST = 24
 """Combinations of what is given to parameters that are no inputs."""

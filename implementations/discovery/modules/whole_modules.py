@@ -58,9 +58,9 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
     lengthened,
     mixes_tokens,
 )
-from attention_conformance.implementations.discovery.modules.left_out import felt_numbers, never_given
+from attention_conformance.implementations.discovery.modules.left_out import never_given
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
-from attention_conformance.implementations.discovery.modules.neutrals import OF_PARTS, words_of
+from attention_conformance.implementations.discovery.modules.neutrals import OF_PARTS
 from attention_conformance.implementations.discovery.modules.optional_inputs import untouched
 from attention_conformance.implementations.discovery.modules.packed_samples import behind_others
 from attention_conformance.implementations.discovery.modules.parameter_slopes import ParameterSlopes
@@ -70,6 +70,7 @@ from attention_conformance.implementations.discovery.modules.same_function impor
 from attention_conformance.implementations.discovery.modules.window_masks import (
     window_masks,
 )
+from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
@@ -88,8 +89,11 @@ WIDE = "float64"
 """The dtype in which a whole module is called: rounding is far below what a mistake changes."""
 
 
-def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
-    """Its run with all parts in place; none where nothing was left out, or it answers the same call differently."""
+def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck, felt: Mapping[str, object]) -> Modes:
+    """Its run with all parts in place; none where nothing was left out, or it answers the same call differently.
+
+    `felt`: see `felt_numbers`.
+    """
     counts = [name for name in never_given(make.kind, call) if words_of(name) & OF_COUNTS]
     of_parts = OF_PARTS & {*call.tables.values()}  # nothing of the width of 1 that small heads have is rotated in pairs
     options = {} if of_parts else dict(turned_on(make))
@@ -103,7 +107,6 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck) -> Modes:
         return {}
     build, bare = partial(built_for, whole, True), replace(call, tap="")
     given = dict(untouched(build, bare, make.kind, plain_problem(check), check.device))
-    felt = felt_numbers(make, call)
     optional = felt or causal_by_default(make)
     apart = bool(left_out or counts or options or limits or given or optional or keeps_wrongly(module))
     if not (apart or caches):

@@ -22,8 +22,8 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.emptied_twice import fit_rows_not_emptied_twice
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
-from attention_conformance.implementations.discovery.modules.neutrals import words_of
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan
+from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature

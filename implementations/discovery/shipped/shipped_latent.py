@@ -40,12 +40,12 @@ class LatentForm:
 
     Attributes:
         query: axes of its queries, in the letters of (B, H, L, D); without L each sample has one.
-        keys_turned, values_turned: whether the last two axes of the matrix of keys, or of values, are exchanged.
+        keys_transposed, values_transposed: whether the last two axes of its matrix are exchanged.
     """
 
     query: str = OP
-    keys_turned: bool = False
-    values_turned: bool = False
+    keys_transposed: bool = False
+    values_transposed: bool = False
 
     @property
     def single(self) -> bool:
@@ -56,8 +56,8 @@ class LatentForm:
         """Those of `Latents` in this form."""
         *parts, latents, rotary, keys, values = given
         queries = [x[:, :, 0] if self.single else permuted(x, OP, self.query) for x in parts]
-        turned = zip((keys, values), (self.keys_turned, self.values_turned), strict=True)
-        return [*queries, latents, rotary, *(x.swapaxes(-1, -2) if other else x for x, other in turned)]
+        matrices = zip((keys, values), (self.keys_transposed, self.values_transposed), strict=True)
+        return [*queries, latents, rotary, *(x.swapaxes(-1, -2) if other else x for x, other in matrices)]
 
     def back(self, output: Any) -> Any:
         """Its output as (B, H, Lq, d_v)."""

@@ -26,6 +26,7 @@ class Inner(nn.Module):
 """
 BHLD = {"product": "bhid,bhjd->bhij", "sum": "bhij,bhjd->bhid"}
 BLHD = {"product": "bihd,bjhd->bhij", "sum": "bhij,bjhd->bihd"}
+LBHD = {"product": "ibhd,jbhd->bhij", "sum": "bhij,jbhd->ibhd"}
 USUAL = {"inputs": "q, k", "factor": "q.shape[-1] ** -0.5", "weights": "w = s.softmax(-1)"}
 COSINES = {
     "parameters": "self.log_tau = nn.Parameter(torch.full((num_heads, 1, 1), 2.0))",
@@ -44,6 +45,8 @@ KEPT = "w = torch.cat([s, self.sinks.view(1, -1, 1, 1).expand(*s.shape[:3], 1)],
     [
         (BHLD | USUAL | COSINES, False),
         (BLHD | USUAL | COSINES, False),
+        (LBHD | USUAL | COSINES, False),
+        (LBHD | USUAL | SINKS | {"weights": KEPT}, True),
         (BHLD | USUAL | COSINES | {"weights": "w = (s if s.shape[-1] < 64 else s / 2).softmax(-1)"}, True),
         (BHLD | USUAL | SINKS, False),
         (BHLD | USUAL | SINKS | {"weights": KEPT}, True),

@@ -123,6 +123,8 @@ OF_PUBLISHED, OF_ITS_OWN = "query, key, value", "q, k, v"
         ("is_causal", OF_PUBLISHED, "", Alignment.TOP_LEFT),
         ("is_causal", OF_PUBLISHED, "Causal masks are aligned to the bottom right.", Alignment.BOTTOM_RIGHT),
         ("is_causal", OF_PUBLISHED, "The queries are the last Lq of Lk positions.", Alignment.BOTTOM_RIGHT),
+        ("is_causal", OF_PUBLISHED, "query (B, H, L, d): heads are divided into the last dim.", Alignment.TOP_LEFT),
+        ("is_causal", OF_PUBLISHED, "Queries and keys have components in the last axis.", Alignment.TOP_LEFT),
     ],
 )
 def test_the_corner_of_a_flag_whose_name_promises_none(

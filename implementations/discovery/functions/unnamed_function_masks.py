@@ -17,11 +17,9 @@ from attention_conformance.implementations.discovery.functions.function_masks im
 from attention_conformance.implementations.discovery.modules.mask_effects import has_effect
 from attention_conformance.implementations.discovery.modules.module_masks import shaped
 from attention_conformance.implementations.discovery.signatures import Options, signature_of
-from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
+from attention_conformance.implementations.discovery.vocabulary import HIDING, KNOWN_NAMES
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
-
-HIDING = {"bool_mask", "key_padding_mask"}
 
 
 def with_mask_as_seen(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, bool]:

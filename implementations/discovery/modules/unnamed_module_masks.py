@@ -9,11 +9,11 @@ from attention_conformance.implementations.discovery.modules.forwards import Mod
 from attention_conformance.implementations.discovery.modules.left_out import never_given
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED, has_effect
 from attention_conformance.implementations.discovery.modules.module_masks import shaped, with_mask_form
-from attention_conformance.implementations.discovery.modules.neutrals import POSITION_WORDS, words_of
+from attention_conformance.implementations.discovery.modules.neutrals import POSITION_WORDS
 from attention_conformance.implementations.discovery.signatures import role
+from attention_conformance.implementations.discovery.vocabulary import HIDING, words_of
 from attention_conformance.spec.features import Feature
 
-HIDING = {"bool_mask", "key_padding_mask"}
 OF_MASKS = {"bool_mask": {Feature.BOOL_MASK}, "float_mask": {Feature.FLOAT_MASK, Feature.MASK_GRADIENT}}
 
 
