@@ -152,14 +152,14 @@ def through_the_maximum(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The softmax in steps, differentiated through the maximum, too."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
     e = (scores - scores.amax(-1, keepdim=True)).exp()
-    return (e / e.sum(-1, keepdim=True)) @ value
+    return torch.div(e, e.sum(-1, keepdim=True)) @ value
 
 
 def wide_through_the_maximum(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The same in float32, with exponentials that are stored where they meet the values; the quotient comes last."""
     scores = query.float() @ key.float().mT * query.shape[-1] ** -0.5
     e = (scores - scores.max(-1, keepdim=True).values).exp()
-    return ((e.to(value.dtype) @ value) / e.sum(-1, keepdim=True)).to(value.dtype)
+    return torch.div(e.to(value.dtype) @ value, e.sum(-1, keepdim=True)).to(value.dtype)
 
 
 def wide_softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
