@@ -44,6 +44,7 @@ EMPTY_ROWS = {
 """The convention for the rows that each of them empties."""
 NOT_AS_STATED = "rows without keys"
 """What has another answer than the one that is documented."""
+PUBLISHED = "attn_mask"
 OF_QUERIES = "it takes one number for each token, (B, L), and changes queries alone"
 MEANINGS = {Polarity.MASKED_OUT: "hides a key", Polarity.MAY_ATTEND: "shows a key"}
 
@@ -51,12 +52,28 @@ MEANINGS = {Polarity.MASKED_OUT: "hides a key", Polarity.MAY_ATTEND: "shows a ke
 def masks_as_seen(options: Options, check: ClaimCheck) -> tuple[str, ...]:
     """What True in its mask means, where no name states it. A mask that is ignored has no meaning."""
     claims, own = check.claims, _own(options)
-    unstated = promises_nothing(own) or (claims.scope is not Scope.OP and own == "attn_mask")
+    unstated = promises_no_meaning(options) or (claims.scope is not Scope.OP and own == PUBLISHED)
     named = unstated and any(feature in claims for feature in BOOLEAN)
     if not named or check.ignores(MASKED if Feature.BOOL_MASK in claims else PADDED):
         return ()
     meaning = str(claims.conventions.bool_mask).replace("-", " ")
     return (f"with True in {own!r} as {meaning}",)
+
+
+def promises_no_meaning(options: Options) -> bool:
+    """Whether no name states what True in a mask means: next to a mask of keys, `attn_mask` is that of two interfaces.
+
+    torch.nn.MultiheadAttention hides keys by True in both, and scaled_dot_product_attention shows them.
+    """
+    own = _own(options)
+    return promises_nothing(own) or (own == PUBLISHED and "key_padding_mask" in options.spelled)
+
+
+def stated_meaning(options: Options, target: object) -> dict[str, str]:
+    """The convention of a mask of the published name that documentation states: it binds, whatever the name promises."""
+    own = options.spelled.get("bool_mask", "")
+    stated = documented_polarity(target, own) if own == PUBLISHED else None
+    return {"bool-mask": str(stated)} if stated else {}
 
 
 def _own(options: Options) -> str:

@@ -29,6 +29,7 @@ from attention_conformance.implementations.discovery.documented import (
     documented_polarity,
     states_any_axes,
     states_booleans_alone,
+    states_masks_of_samples,
 )
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
@@ -127,7 +128,8 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         formed = in_form(check, kind, replace(call, form=form), polarity)
         if has_effect(formed, shaped(MASKED, form)):
             if not any(formed.run(shaped(each, form)).error for each in OF_FEWER_AXES):
-                return _with_whole_keys(formed, kind), [GIVEN_WHOLE.format(own)] if form is MaskForm.FULL else []
+                whole = _with_whole_keys(_of_documented_samples(formed, kind), kind)
+                return whole, [GIVEN_WHOLE.format(own)] if form is MaskForm.FULL else []
             rigid = rigid or formed  # it may be one that has to have fewer axes
         added = formed.without({Feature.BOOL_MASK})
         if (
@@ -139,7 +141,7 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
             each = with_all_axes(added, kind)
             return _with_whole_keys(each, kind), [GIVEN_WHOLE.format(own)] if each is not added else []
     if rigid is not None:
-        return rigid, []
+        return _of_documented_samples(rigid, kind), []
     for polarity, form in product(polarities, FORMS):
         numeric = in_form(check, kind, replace(call, form=form, true_as=1.0), polarity).without(NUMBERS_ADDED)
         if has_effect(numeric, shaped(MASKED, form)):
@@ -152,6 +154,21 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         return found[0], [found[1]]
     errors = [check.run(case).error for case in (MASKED, BIASED)]
     return (check.without(OF_MASKS), [unclaimed("masks", errors[0])]) if all(errors) else (check, [])
+
+
+def _of_documented_samples(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
+    """The check with a mask for each sample, which its documentation states and it takes, whatever that hides.
+
+    One that folds samples and heads into one axis may repeat such masks in the wrong order.
+    """
+    call, polarity = check.function, check.claims.conventions.bool_mask
+    assert isinstance(call, RenamedCall)
+    own = call.options.spelled["bool_mask"]
+    if call.form is not MaskForm.SHARED or not states_masks_of_samples(as_written(call.function), own):
+        return check
+    formed, flat = (in_form(check, kind, replace(call, form=form), polarity) for form in (MaskForm.SAMPLE, MaskForm.FLAT))
+    refused = formed.run(shaped(MASKED, MaskForm.SAMPLE)).error or has_effect(flat, shaped(MASKED, MaskForm.FLAT))
+    return check if refused else formed.stating(f"its {own!r} is given as {SAMPLES}")
 
 
 def ways_of_keys(check: ClaimCheck, kind: ArrayKind, polarities: Iterable[Polarity]) -> list[ClaimCheck]:

@@ -94,7 +94,12 @@ from attention_conformance.implementations.discovery.functions.unnamed_function_
     with_pairs_as_seen,
 )
 from attention_conformance.implementations.discovery.grouped_masks import without_masks_of_heads
-from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
+from attention_conformance.implementations.discovery.mask_notes import (
+    mask_findings,
+    masks_as_seen,
+    promises_no_meaning,
+    stated_meaning,
+)
 from attention_conformance.implementations.discovery.modules.module_masks import lengths_as_seen
 from attention_conformance.implementations.discovery.norm_gains import norm_gain_as_seen
 from attention_conformance.implementations.discovery.padded_positions import padded_positions_as_seen
@@ -281,9 +286,9 @@ def _usual_candidate(
 ) -> Implementation:
     shipped = as_shipped(function, interfaces())
     function, interface = (shipped, shipped.interface) if shipped else (function, None)
-    documented = interface.settings if interface else {}
-    conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming({**documented, **settings})
     options = options_of(signature_of(function))
+    documented = interface.settings if interface else stated_meaning(options, as_written(function))
+    conventions = Conventions(causal_with_mask=CausalWithMask.EITHER).claiming({**documented, **settings})
     fits = one_set_of_ids if any(map(options.for_both, FOR_BOTH)) else any_case
     one_key_head = isinstance(function, OneKeyHead) or (isinstance(function, OtherKeys) and function.one_head)
     fits = partial(with_key_heads, 1, fits) if one_key_head else fits
@@ -305,8 +310,8 @@ def _usual_candidate(
     check, unnamed = (check, False) if interface else with_mask_as_seen(check, kind)
     options = check.function.options if unnamed and isinstance(check.function, RenamedCall) else options
     mask = options.spelled.get("bool_mask", "")
-    open_mask = promises_nothing(mask) or bool(mask and states_masks_of_samples(written, mask))
-    if not interface and open_mask and "bool-mask" not in settings:
+    open_mask = mask and (promises_no_meaning(options) or states_masks_of_samples(written, mask))
+    if not interface and open_mask and "bool-mask" not in {*settings, *documented}:
         check, masks = with_mask_form(check, kind)
     elif not interface:
         check, masks = without_refused_masks(with_mask_axes(check, kind) if mask else check)
