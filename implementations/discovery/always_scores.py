@@ -55,8 +55,8 @@ ALIBI_INSIDE = (
     f"let it take them as `alibi_slopes`, {ADAPTER}"
 )
 MISTAKEN = "by its documentation its slopes are those of ALiBi, and as such they are judged; they are seen to be {}"
-POWERS = (2, EVEN_HEADS)
-"""Numbers of heads for which there is one rule of slopes."""
+POWERS = (2, EVEN_HEADS, 8)
+"""Numbers of heads for which there is one rule of slopes; some state those of 8 heads for any number."""
 
 
 def with_scores(check: ClaimCheck, premises: Premises, written: object = None) -> tuple[ClaimCheck, Premises]:
@@ -100,16 +100,16 @@ def _sloped(
     if is_usual(slopes) or begins_interleaved(slopes):
         return check, replace(premises, alibi=True, interleaved=begins_interleaved(slopes))
     shown = ", ".join(f"{slope:.3g}" for slope in slopes)
-    if is_reordered(slopes) or not states_alibi(written) or not _is_usual_at_powers(check, premises, width):
+    if is_reordered(slopes) or not states_alibi(written) or _is_usual_at_some(check, premises, width):
         raise TargetError(ALIBI_INSIDE.format(shown))
     return check.stating(MISTAKEN.format(shown)), replace(premises, alibi=True, interleaved=True)
 
 
-def _is_usual_at_powers(check: ClaimCheck, premises: Premises, width: int) -> bool:
-    """Whether for powers of two of heads its slopes are those of ALiBi."""
-    seen = {n: safe_call(partial(_seen_at, check, premises, width, PEAKED.score_std, heads=n)).value for n in POWERS}
-    slopes = {n: [] if scores is None else scores.slopes() for n, scores in seen.items()}
-    return all(len(each) == n and is_usual(each) for n, each in slopes.items())
+def _is_usual_at_some(check: ClaimCheck, premises: Premises, width: int) -> bool:
+    """Whether for some powers of two of heads its slopes are those of ALiBi, and for others not: a rule of its own."""
+    seen = [safe_call(partial(_seen_at, check, premises, width, PEAKED.score_std, heads=n)).value for n in POWERS]
+    usual = {scores is not None and is_usual(scores.slopes()) for scores in seen}
+    return len(usual) > 1
 
 
 def _with_own_angles(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Premises] | None:

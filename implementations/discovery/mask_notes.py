@@ -70,7 +70,7 @@ def promises_no_meaning(options: Options) -> bool:
 
 
 def stated_meaning(options: Options, target: object) -> dict[str, str]:
-    """The convention of a mask of the published name that documentation states: it binds, whatever the name promises."""
+    """The convention of a mask of the published name that documentation states, which binds, whatever is promised."""
     own = options.spelled.get("bool_mask", "")
     stated = documented_polarity(target, own) if own == PUBLISHED else None
     return {"bool-mask": str(stated)} if stated else {}

@@ -166,7 +166,9 @@ def _of_documented_samples(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
     own = call.options.spelled["bool_mask"]
     if call.form is not MaskForm.SHARED or not states_masks_of_samples(as_written(call.function), own):
         return check
-    formed, flat = (in_form(check, kind, replace(call, form=form), polarity) for form in (MaskForm.SAMPLE, MaskForm.FLAT))
+    formed, flat = (
+        in_form(check, kind, replace(call, form=form), polarity) for form in (MaskForm.SAMPLE, MaskForm.FLAT)
+    )
     refused = formed.run(shaped(MASKED, MaskForm.SAMPLE)).error or has_effect(flat, shaped(MASKED, MaskForm.FLAT))
     return check if refused else formed.stating(f"its {own!r} is given as {SAMPLES}")
 

@@ -108,6 +108,7 @@ from attention_conformance.implementations.discovery.rows_without_keys import (
     EMPTY,
     empty_lengths_as_seen,
     empty_rows_as_seen,
+    empty_rows_beside_sinks,
     empty_rows_of_both,
     empty_rows_of_each_kind,
     empty_rows_of_window,
@@ -351,7 +352,7 @@ def _usual_candidate(
     published = {PUBLISHED_FLAG, "attn_mask"} & {*options.spelled.values()}
     check, broken = (check, {}) if promised or interface else without_broken_lengths(check)
     if not any("row" in key for key in settings):
-        check = empty_rows_of_both(empty_rows_of_window(check))
+        check = empty_rows_beside_sinks(empty_rows_of_both(empty_rows_of_window(check)))
     check = check if interface else causal_fill_as_seen(check)
     check, tables = with_table_form(check, options.spelled, settings)
     known = {Feature.GROUPED} if one_key_head else {Feature.WINDOW} if {*names} - windows.keys() else set()

@@ -33,7 +33,7 @@ from attention_conformance.implementations.discovery.functions.serving_names imp
     serves,
 )
 from attention_conformance.implementations.discovery.functions.stored_axes import OP, Storage, extents
-from attention_conformance.implementations.discovery.probe import HALF, Floats, near, wide
+from attention_conformance.implementations.discovery.probe import HALF, Floats, near, shape_of, wide
 from attention_conformance.implementations.discovery.signatures import required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
 from attention_conformance.spec.problem import DTYPES
@@ -189,7 +189,16 @@ def served(function: Callable[..., Any], device: str, by_name: bool) -> Served |
     made = partial(Served, function, parts, appending=appending)
     several = [made(sizes=own, storage=storage) for own, storage in product(sizes, storages(parts))]
     found = _best(several, device)
-    return _completed(found) if found else None
+    if found is None or (not by_name and found.served.storage.single and _answers_several(function)):
+        return None
+    return _completed(found)
+
+
+def _answers_several(function: Callable[..., Any]) -> bool:
+    """Whether it answers as many queries as keys: judged by single ones, it would be right whatever those get."""
+    several = np.random.default_rng(0).normal(size=(2, 3, 5, 4))
+    arrays = (to_array_of(several) for to_array_of in (np.copy, to_tensor))
+    return any(shape_of(safe_call(partial(function, x, x, x)).value) == several.shape for x in arrays)
 
 
 def _is_whole(signature: inspect.Signature, parts: Mapping[str, Part]) -> bool:
