@@ -48,6 +48,14 @@ class Angles:
         usual = base ** (-np.arange(0, self.dim, 2) / self.dim)
         return base if np.abs(usual - self.turns).max() < HALF else None
 
+    @property
+    def stated_base(self) -> float | None:
+        """The base; the usual one where these are the first angles of a whole head, by a mistake in the exponent."""
+        if self.base is None or self.dim == self.width:
+            return self.base
+        whole = abs(np.log(self.base) / np.log(USUAL) - self.dim / self.width) < HALF**0.5
+        return USUAL if whole else self.base
+
     def rotated(self, x: Floats) -> Floats:
         """The rows (..., L, d) rotated by their positions, and as much larger as makes up for the factor."""
         angles = np.arange(x.shape[-2])[:, None] * self.turns

@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.api.contract import Fit, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always_angles import LENGTH, Angles, angles_of
@@ -37,7 +37,7 @@ from attention_conformance.implementations.discovery.probe import (
 from attention_conformance.implementations.discovery.score_fits import Scores
 from attention_conformance.implementations.discovery.signatures import ADAPTER, Options
 from attention_conformance.implementations.discovery.targets.loading import TargetError
-from attention_conformance.spec.cases import Sharing
+from attention_conformance.spec.cases import Case, Sharing
 from attention_conformance.spec.conventions import NormKind, NormSpan, RotaryPairing
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.premises import Premises
@@ -124,13 +124,28 @@ def _with_own_angles(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck,
     if not found or (found[0].base is not None and abs(found[0].factor - 1.0) > HALF):
         return None  # whose scale is another one, which is a mistake
     dims = {each.dim if each.dim < each.width else None for each in found}
-    bases = {each.base for each in found if abs(each.factor - 1.0) < HALF}
-    (dim, *others), base = dims, found[0].base
+    if len(dims) > 1 and len({each.dim / each.width for each in found}) == 1:
+        narrowest = min(found, key=lambda each: each.width)
+        check, dims = of_one_width(check, narrowest), {narrowest.dim}
+    bases = {each.stated_base for each in found if abs(each.factor - 1.0) < HALF}
+    (dim, *others), base = dims, found[0].stated_base
     if others or bases != {base} or base is None or len(found) < 2:
         raise TargetError(f"it rotates queries and keys by angles of its own: let it take them as tables, {ADAPTER}")
     conventions = replace(check.claims.conventions, rotary_pairing=found[0].pairing)
     always = replace(premises, rotary_base=base, rotary_dim=dim)
     return replace(check, claims=replace(check.claims, conventions=conventions)), always
+
+
+def of_one_width(check: ClaimCheck, seen: Angles) -> ClaimCheck:
+    """The check with heads of the width at which so many components were seen to be rotated, of others a like share."""
+    claims = replace(check.claims, fit=partial(fit_width, check.claims.fit, seen.width))
+    return replace(check, claims=claims).stating(f"judged with heads of {seen.width}: a share of each is rotated")
+
+
+def fit_width(fit: Fit, width: int, case: Case) -> Case | Unsupported:
+    """The fit of one whose premise holds for heads of one width."""
+    d_v = width if case.sizes.d_v == case.sizes.d_k else case.sizes.d_v
+    return fit(case.sized(d_k=width, d_v=d_v))
 
 
 def _angles(check: ClaimCheck, premises: Premises, width: int) -> Angles | None:

@@ -22,9 +22,10 @@ TOKENS, PADDED = 7, 2
 def padded_positions_as_seen(check: ClaimCheck) -> ClaimCheck:
     """The check with what it makes of a padded token amid others: as if it were not there, or one that is hidden.
 
-    Of what always has slopes alone: these are made of the mask itself in a published way.
+    Of what always has slopes or rotations: positions are made of the mask itself in a published way.
     """
-    if not check.claims.premises.alibi or Feature.KEY_PADDING not in check.claims:
+    premises = check.claims.premises
+    if not (premises.alibi or premises.rotary_base) or Feature.KEY_PADDING not in check.claims:
         return check
     fitted = fit(PLAIN.sized(query_length=TOKENS, key_length=TOKENS), check.claims)
     if isinstance(fitted, Unsupported):
@@ -37,4 +38,4 @@ def padded_positions_as_seen(check: ClaimCheck) -> ClaimCheck:
         return check
     conventions = replace(check.claims.conventions, padded_positions=PaddedPositions.SKIPPED)
     claims = replace(check.claims, conventions=conventions)
-    return replace(check, claims=claims).stating("padded keys do not count in its distances")
+    return replace(check, claims=claims).stating("padded keys do not count in its positions")

@@ -44,6 +44,7 @@ from attention_conformance.implementations.discovery.modules.parameters import (
 )
 from attention_conformance.implementations.discovery.modules.promises import refuses_widths
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
+from attention_conformance.implementations.discovery.modules.rotated_parts import rotates_a_part
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     is_variadic,
@@ -62,11 +63,9 @@ from attention_conformance.spec.problem import Problem
 LOOKS = ((12, 3), (24, 3), (32, 4), (64, 4), (128, 4), (256, 4))
 """Widths and numbers of heads of the instances that are built to look at their parameters: the first not refused."""
 WIDTH, HEADS = LOOKS[0]
+WIDER = LOOKS[3:]
 CONSTRUCTOR_OPTIONS: Mapping[str, Option] = {
-    "num_kv_heads": Option(
-        GROUPS,
-        (Feature.GROUPED,),
-    ),
+    "num_kv_heads": Option(GROUPS, (Feature.GROUPED,)),
     "dropout": Option(
         (
             *("attn_dropout", "attention_dropout", "attn_drop", "attention_probs_dropout_prob", "attn_pdrop"),
@@ -349,8 +348,11 @@ def _counts_heads(name: str) -> bool:
 
 
 def looked_at(make: Constructor) -> Iterator[Constructor]:
-    """The same, at each of `LOOKS` that no statement of its own refuses as it is built; at least at the first."""
-    looks = (replace(make, look=look) for look in LOOKS)
+    """The same, at each of `LOOKS` that no statement of its own refuses as it is built; at least at the first.
+
+    Where a part of each head is rotated, at the wider ones alone: of a small head it may be no pair, or more than all.
+    """
+    looks = (replace(make, look=look) for look in (WIDER if rotates_a_part(make.kind) else LOOKS))
     accepted = (each for each in looks if not safe_call(partial(each, each.width, each.heads)).refused)
     yield next(accepted, make)
     yield from accepted

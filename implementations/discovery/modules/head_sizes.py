@@ -1,4 +1,7 @@
-"""Numbers and widths of heads that a module refuses by a statement of its own: its limit, as in a function."""
+"""Numbers and widths of heads that a module refuses by a statement of its own: its limit, as in a function.
+
+A part of each head that is rotated may be larger than all of a small one, which raises anywhere.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from attention_conformance.implementations.api.safe_call import repeatable
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.rotated_parts import rotates_a_part
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case
 
@@ -56,11 +60,15 @@ class HeadSizes:
         return range(heads, heads + 1 + (MORE_HEADS if heads > 1 and not case.sizes.num_kv_heads else 0))
 
     def refusal(self, heads: int, width: int) -> str:
-        """The exception that a statement of its own raises as it is built or called; empty if none does."""
+        """The exception that a statement of its own raises as it is built or called; empty if none does.
+
+        Any exception where a part of each head is rotated, which may be wider than all of it.
+        """
         if (heads, width) not in self.seen:
             with torch.random.fork_rng(devices=[]):
                 outcome = repeatable(partial(self._output, heads, heads * width))
-            self.seen[heads, width] = outcome.error if outcome.refused else ""
+            refused = outcome.refused or rotates_a_part(self.make.kind)
+            self.seen[heads, width] = outcome.error if refused else ""
         return self.seen[heads, width]
 
     def _output(self, heads: int, width: int) -> torch.Tensor:

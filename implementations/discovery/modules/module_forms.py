@@ -52,6 +52,7 @@ from attention_conformance.implementations.discovery.modules.readings import (
     read,
     with_whole_biases,
 )
+from attention_conformance.implementations.discovery.modules.rotated_parts import rotates_a_part
 from attention_conformance.implementations.discovery.modules.slots import roles_of, slots
 from attention_conformance.implementations.discovery.modules.spatial import CHANNELS_FIRST, SURE, by_view, of_answer
 from attention_conformance.implementations.discovery.modules.template import Slip, Variant
@@ -115,7 +116,8 @@ def _every_form(makes: Iterator[Constructor], calls: list[ModuleCall], refused: 
 def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
     """The forms for one way to build it, with masks or positions given only where it raises without.
 
-    At other sizes only where a statement of its own refuses the first ones.
+    At other sizes only where a statement of its own refuses the first ones, or a part of each head that it rotates may
+    be larger than all of it.
 
     Raises:
         TargetError: there is none.
@@ -126,8 +128,9 @@ def _forms(make: Constructor, calls: list[ModuleCall]) -> Iterator[Form]:
     first = next(looks)
     usual = [(first, each, False) for each in (calls, needed, _without_weights(calls))]
     elsewhere = ((look, few, False) for look in looks for few in (calls[:FEW_CALLS], needed[:FEW_CALLS]))
+    larger = rotates_a_part(make.kind)
     for look, several, any_error in chain(usual, elsewhere, [(first, calls[:1], len(calls) == 1)]):
-        if look is not first and not isinstance(refused, OwnRefusalError):
+        if look is not first and not larger and not isinstance(refused, OwnRefusalError):
             continue
         try:
             return (yield from _forms_of(look, several, any_error))

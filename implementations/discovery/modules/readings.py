@@ -16,8 +16,11 @@ from attention_conformance.implementations.adapters.arranged import Arranged
 from attention_conformance.implementations.adapters.torch_module import Packed, Place
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.parameters import filled, names_of, patterns, place_of
+from attention_conformance.implementations.discovery.modules.rotated_parts import rotates_a_part
 from attention_conformance.implementations.discovery.modules.slots import Slot, is_added, roles_of, slots
 from attention_conformance.implementations.discovery.modules.template import (
+    ROTATED_IN_PART,
+    SLIPPED_IN_PART,
     Projected,
     Variant,
     output_of_variant,
@@ -280,7 +283,8 @@ def _matched(
     parameters = {path: parameter.detach().double() for path, parameter in module.named_parameters()}
     given = [x.double() for x in inputs]
     shown = list[Projected]()  # made as they are needed: the first reading is mostly the right one
-    for several, first, end in _attempts(len(possible)):
+    others = (*OTHER_VARIANTS, *((*ROTATED_IN_PART, *SLIPPED_IN_PART) if rotates_a_part(type(module)) else ()))
+    for several, first, end in _attempts(len(possible), others):
         for each in possible[len(shown) : end]:
             held_in = _weights(each, parameters, width, heads)
             shown.append(projected((given[0], given[1], given[2]), held_in, heads, each.kv_heads))
@@ -289,9 +293,9 @@ def _matched(
     return None
 
 
-def _attempts(count: int) -> Iterator[tuple[Sequence[Variant], int, int]]:
+def _attempts(count: int, others: Sequence[Variant]) -> Iterator[tuple[Sequence[Variant], int, int]]:
     """Variants, and the first and the end of the readings that are compared with them: the likeliest alone at first."""
-    for several, most in ((PLAIN_VARIANTS, count), (OTHER_VARIANTS, FEW), (SLIPPED, FEWEST)):
+    for several, most in ((PLAIN_VARIANTS, count), (others, FEW), (SLIPPED, FEWEST)):
         yield several, 0, 1
         if count > 1:
             yield several, 1, most
@@ -324,7 +328,7 @@ def with_whole_biases(reading: Reading, direct: bool = True) -> Reading:
         p: names_of(place) for p, place in reading.places.items() if set(names_of(place)) <= {"b_q", "b_k", "b_v"}
     }
     variant, held = reading.variant, {name for names in biases.values() for name in names}
-    altered = variant is None or variant.premises.rotary_base or variant.normalised or variant.cosine
+    altered = variant is None or variant.premises.rotary_base or variant.part or variant.normalised or variant.cosine
     if len(held) in (0, 3) or (direct and not altered and held == {"b_q", "b_v"}):
         return reading
     places = {path: place for path, place in reading.places.items() if path not in biases}

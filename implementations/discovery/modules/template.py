@@ -42,6 +42,8 @@ class Slip(Enum):
     OVER_TOKENS = "queries and keys divided by their lengths over tokens"
     KEYS_OVER_TOKENS = "keys divided by their lengths over tokens, as where they are transposed first"
     CHANNELS = "channels first, taken for tokens by a view alone"
+    WHOLE_ANGLES = "angles of a part of each head as if all of it were rotated"
+    LAST_PART = "the last part of each head rotated, and not the first"
     NEXT = "values with the weights of the keys after theirs, as where a sink's column is dropped at the wrong end"
 
 
@@ -62,6 +64,8 @@ class Variant:
         cosine: whether they are divided by their length instead.
         known: whether the suite can judge it, and it is no mistake in most places.
         slip: a mistake that it makes.
+        part: the share of each head, from the first component on, that is rotated, by the usual base. No premise: what
+            the suite judges is a number of components.
     """
 
     premises: Premises = NO_PREMISES
@@ -72,12 +76,23 @@ class Variant:
     normalised: bool = False
     cosine: bool = False
     slip: Slip = Slip.NONE
+    part: float = 0.0
 
 
 COSINES = tuple(
     Variant(Premises(scale=1.0, causal=causal), scale=0.0, normalised=True, cosine=True) for causal in (False, True)
 )
 """Those whose scores are cosines."""
+ROTATED_IN_PART = tuple(
+    Variant(Premises(causal=causal), pairing=pairing, part=part)
+    for part in (0.25, 0.5)
+    for causal in (True, False)
+    for pairing in RotaryPairing
+)
+"""Those that rotate a usual share of each head."""
+OF_PARTS = (Slip.WHOLE_ANGLES, Slip.LAST_PART)
+SLIPPED_IN_PART = tuple(replace(v, slip=slip, known=False) for v in ROTATED_IN_PART for slip in OF_PARTS)
+"""The same with a mistake in which part it is, or by which angles."""
 
 
 def variants() -> Iterator[Variant]:
@@ -103,7 +118,7 @@ def variants() -> Iterator[Variant]:
 def slipped() -> Iterator[Variant]:
     """Those with a mistake that leaves nothing of a module's answer as it should be."""
     plain = (Variant(known=False), Variant(Premises(causal=True), known=False))
-    usual = [slip for slip in Slip if slip not in (Slip.NONE, *NORM_AXES, Slip.CHANNELS)]
+    usual = [slip for slip in Slip if slip not in (Slip.NONE, *NORM_AXES, *OF_PARTS, Slip.CHANNELS)]
     yield from (replace(each, slip=slip) for slip in usual for each in plain)
     yield from (replace(each, slip=slip, known=False) for slip in NORM_AXES for each in COSINES)
 
@@ -163,13 +178,17 @@ def stacked(several: Sequence[Projected]) -> Projected:
 
 def scores_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
     """The scores (B, H, Lq, Lk), of which none is hidden."""
-    query, key = given.query, given.key
+    query, key, slip = given.query, given.key, variant.slip
     if variant.normalised:
         width = 1 if variant.cosine else query.shape[-1]
-        axes = zip((query, key), NORM_AXES.get(variant.slip, (-1, -1)), strict=True)
+        axes = zip((query, key), NORM_AXES.get(slip, (-1, -1)), strict=True)
         query, key = (x * (x.square().sum(axis, keepdim=True) / width).rsqrt() for x, axis in axes)
     if base := variant.premises.rotary_base:
-        query, key = (torch.from_numpy(rotated(x.numpy(), base, variant.pairing)) for x in (query, key))
+        query, key = (_rotated(x, base, variant.pairing, x.shape[-1]) for x in (query, key))
+    if variant.part:
+        base, last = BASE ** (variant.part if slip is Slip.WHOLE_ANGLES else 1.0), slip is Slip.LAST_PART
+        dim = int(query.shape[-1] * variant.part)
+        query, key = (_rotated(x, base, variant.pairing, dim, last) for x in (query, key))
     width = query.shape[-1] * (query.shape[1] if variant.of_all else 1)
     scores: torch.Tensor = query @ key.mT * width**variant.scale
     if variant.premises.alibi:
@@ -177,6 +196,13 @@ def scores_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
         slopes = scores.new_tensor(usual_slopes(scores.shape[1])[int(variant.premises.interleaved)])
         scores = scores - slopes[:, None, None] * (place - place[: scores.shape[-2], None]).abs()
     return scores
+
+
+def _rotated(x: torch.Tensor, base: float, pairing: RotaryPairing, dim: int, last: bool = False) -> torch.Tensor:
+    """The heads (B, H, L, d) with so many components rotated, the first ones or the last."""
+    start = x.shape[-1] - dim if last else 0
+    part = torch.from_numpy(rotated(x[..., start : start + dim].numpy(), base, pairing))
+    return torch.cat([x[..., :start], part, x[..., start + dim :]], -1)
 
 
 def output_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
