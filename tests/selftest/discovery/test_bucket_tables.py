@@ -43,6 +43,16 @@ def test_the_table_of_buckets_has_any_name(
     assert bool(failing(made, "scores.scale-default", "bucketed-bias.*")) is wrong
 
 
+@pytest.mark.parametrize("count", ["num_buckets=32, ", "n_buckets, "])
+@pytest.mark.parametrize(("ahead", "wrong"), [("at - places", False), ("places - at", True)])
+def test_a_table_has_as_many_rows_as_are_stated(make: Make, count: str, ahead: str, wrong: bool) -> None:
+    own = count.partition("=")[0].strip(", ")
+    text = T5.format(table=f"rel_bias, {count}", ahead=ahead, later="> 0", causal=True).replace("len(own)", own)
+    made = make(text.replace("own[", "rel_bias["), "t5_attention")
+    assert {Feature.BUCKETED_BIAS, Feature.BUCKET_DISTANCE} <= made.claims.features
+    assert bool(failing(made, "scores.scale-default", "bucketed-bias.*")) is wrong
+
+
 def test_another_parameter_is_no_table(make: Make) -> None:
     text = "def f(q, k, v, rel_bias=None, max_len=128):\n    return attend(q, k, v)[0]"
     assert Feature.BUCKETED_BIAS not in make(text).claims
