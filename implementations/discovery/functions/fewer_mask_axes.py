@@ -20,6 +20,7 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     in_form,
     ways_of_keys,
     with_all_axes,
+    with_bias_form,
 )
 from attention_conformance.implementations.discovery.functions.other_keys import OtherKeys
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED, mask_of_keys
@@ -41,20 +42,22 @@ def with_mask_axes(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
     A name that is published promises four, unless other words or the number of heads among its parameters state that
     masks are those of torch.nn.MultiheadAttention.
     """
+    check = with_bias_form(check, kind)
     call = check.function
     assert isinstance(call, RenamedCall)
     if (own := call.options.spelled.get("bool_mask", "")) and states_numbers_alone(as_written(call.function), own):
-        cases = {Feature.FLOAT_MASK: BIASED}
+        kinds = {Feature.FLOAT_MASK: BIASED}
     else:
-        cases = KINDS
-    cases = {feature: case for feature, case in cases.items() if feature in check.claims}
+        kinds = KINDS
+    apart = {Feature.FLOAT_MASK} if call.bias_form is not None else set()
+    cases = {feature: case for feature, case in kinds.items() if feature in check.claims.features - apart}
     if not cases or not all(check.run(case).error for case in cases.values()):
         return with_all_axes(check, kind)
     name = own or call.options.spelled["float_mask"]
     for enough, form in product((all, any), _forms(call, own)):  # of booleans alone, where no form takes numbers, too
         fewer = in_form(check, kind, replace(call, form=form), check.claims.conventions.bool_mask)
         if enough(not fewer.run(shaped(case, form)).error for case in cases.values()):
-            kept = fewer.without(KINDS.keys() - cases.keys())
+            kept = fewer.without(KINDS.keys() - kinds.keys())
             return kept.stating(f"its {name!r} is given as {form}")
     return _of_keys(check, kind, own) or with_all_axes(check, kind)
 

@@ -98,6 +98,7 @@ class RenamedCall:
         function: what is called.
         options: its parameters that are no inputs.
         form: the shape in which it takes attention masks.
+        bias_form: that in which it takes added numbers, where these have a parameter of their own; None: the same.
         true_as: the number, next to 0 for False, as which True is given in its boolean masks; 0: they are booleans.
         integers: whether they are given as integers.
         unmasked: what fills the mask that it has to be given where a problem has none; None: it takes None.
@@ -109,6 +110,7 @@ class RenamedCall:
     function: Callable[..., object]
     options: Options
     form: MaskForm = MaskForm.GIVEN
+    bias_form: MaskForm | None = None
     true_as: float = 0.0
     integers: bool = False
     unmasked: bool | float | None = None
@@ -122,7 +124,7 @@ class RenamedCall:
 
     def bound_call(self, *inputs: Any, **options: Any) -> Callable[[], Any]:
         """The same call, prepared."""
-        if self.form is not MaskForm.GIVEN and "attn_mask" in options:
+        if "attn_mask" in options:
             options["attn_mask"] = self._formed(options["attn_mask"], (*inputs[0].shape[:3], inputs[1].shape[2]))
         if (keys := options.get("key_padding_mask")) is not None:
             keys = ~keys if self.hides_padding else keys
@@ -154,20 +156,18 @@ class RenamedCall:
         return next((spelled[each] for each in ("bool_mask", "float_mask", "key_padding_mask") if each in spelled), "")
 
     def _formed(self, mask: Any, shape: tuple[int, ...]) -> Any:
-        if self.form is MaskForm.NO_HEADS and mask.ndim > 2 and mask.shape[-3] > 1:
+        own = self.bias_form if self.bias_form is not None and "bool" not in str(mask.dtype) else self.form
+        if own is MaskForm.GIVEN or (own is MaskForm.NO_HEADS and mask.ndim > 2 and mask.shape[-3] > 1):
             return mask
-        if self.form is MaskForm.WHOLE_KEYS:
+        if own is MaskForm.WHOLE_KEYS:
             shape = (*mask.shape[:-1], shape[-1])
         whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)
         of_samples = dict.fromkeys((MaskForm.SAMPLE, MaskForm.NO_HEADS), whole[:, 0])
-        if self.form in (MaskForm.FLAT, MaskForm.EITHER):
-            return whole[0, 0] if self._shares(mask) else whole.reshape((-1, *shape[2:]))
+        if own in (MaskForm.FLAT, MaskForm.EITHER):
+            shares = own is MaskForm.EITHER and all(extent == 1 for extent in mask.shape[:-2])
+            return whole[0, 0] if shares else whole.reshape((-1, *shape[2:]))
         parts = {MaskForm.SHARED: whole[0, 0], MaskForm.HEADS: whole[0], MaskForm.ONE_HEAD: whole[:, :1]} | of_samples
-        return parts.get(self.form, whole)
-
-    def _shares(self, mask: Any) -> bool:
-        """Whether it is given as (Lq, Lk): it is the same for all samples and heads."""
-        return self.form is MaskForm.EITHER and all(extent == 1 for extent in mask.shape[:-2])
+        return parts.get(own, whole)
 
     def giving(self, options: Mapping[str, object]) -> RenamedCall:
         """The same with these given in each call, by its own names, in addition to what always is."""

@@ -57,6 +57,8 @@ from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 
 FORMS = (MaskForm.GIVEN, MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.FULL)
+BIAS_FORMS = (MaskForm.GIVEN, MaskForm.FULL, MaskForm.HEADS, MaskForm.SAMPLE, MaskForm.SHARED)
+"""Of added numbers with a parameter of their own."""
 OF_FEWER_AXES = (BY_KEY, replace(MASKED, mask_shape=MaskShape.SHARED))
 """Masks that broadcast: a name that promises no form promises neither."""
 OF_FEWER_ADDED = (
@@ -64,7 +66,9 @@ OF_FEWER_ADDED = (
     replace(BIASED, mask_shape=MaskShape.KEYS).sized(query_length=70, key_length=5),
 )
 """Numbers that broadcast, over more queries than a usual block has as well."""
-GIVEN_WHOLE = "its {!r} is given as " + MaskForm.FULL
+OF_ONE_KEY = OF_FEWER_ADDED[0].sized(key_length=1)
+"""Whose last axis may be taken for one of heads, as a bias with one for all heads is known by it."""
+GIVEN_AS = "its {!r} is given as {}"
 SAMPLES = "(B, Lq, Lk), as its documentation has them"
 PUBLISHED = "attn_mask"
 """The name under which masks of torch's function have any axes that broadcast."""
@@ -88,7 +92,38 @@ def with_all_axes(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
         return check
     formed = in_form(check, kind, replace(call, form=MaskForm.FULL), check.claims.conventions.bool_mask)
     taken = not any(formed.run(each).error for each in (*OF_FEWER_ADDED, BIASED))
-    return formed.stating(GIVEN_WHOLE.format(own)) if taken else check
+    return formed.stating(GIVEN_AS.format(own, MaskForm.FULL)) if taken else check
+
+
+def with_bias_form(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
+    """The check with the form of added numbers whose parameter is not that of masks: the first that has its effect.
+
+    Else the first that raises nothing, in which it is judged. It has all four axes where fewer raise.
+    """
+    call = check.function
+    assert isinstance(call, RenamedCall)
+    own, named = call.options.spelled.get("float_mask", ""), call.options.named
+    apart = "bool_mask" in named and named.has_bias_apart and call.bias_form is None
+    if not apart or Feature.FLOAT_MASK not in check.claims:
+        return check
+    forms = BIAS_FORMS[:1] if states_any_axes(as_written(call.function), own) else BIAS_FORMS
+    polarity = check.claims.conventions.bool_mask
+    tried = {form: in_form(check, kind, replace(call, bias_form=form), polarity) for form in forms}
+    taken = {form: each for form, each in tried.items() if len(forms) == 1 or _takes_numbers(each, form)}
+    seen = (form for form, each in taken.items() if has_effect(each, shaped(ADDED, form)))
+    form = next(seen, next(iter(taken), None))
+    if form is None:
+        return check
+    return taken[form] if form is MaskForm.GIVEN else taken[form].stating(GIVEN_AS.format(own, form))
+
+
+def _takes_numbers(check: ClaimCheck, form: MaskForm) -> bool:
+    """Whether it answers in its usual shape with added numbers of this form, whichever of their axes broadcast."""
+    fewer = (*OF_FEWER_ADDED, OF_ONE_KEY) if form in (MaskForm.GIVEN, MaskForm.FULL) else ()
+    outcomes = (
+        (check.run(shaped(case, form)), check.run(replace(PLAIN, sizes=case.sizes))) for case in (BIASED, *fewer)
+    )
+    return all(not one.error and output_of(one).shape == output_of(plain).shape for one, plain in outcomes)
 
 
 def without_refused_masks(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
@@ -120,6 +155,7 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
 
     What raises in each form is not claimed; what is ignored is.
     """
+    check = with_bias_form(check, kind)
     claimed, call = check.claims.conventions.bool_mask, check.function
     assert isinstance(call, RenamedCall)
     own, polarities = call.options.spelled["bool_mask"], sorted(Polarity, key=lambda each: each is not claimed)
@@ -129,7 +165,7 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         if has_effect(formed, shaped(MASKED, form)):
             if not any(formed.run(shaped(each, form)).error for each in OF_FEWER_AXES):
                 whole = _with_whole_keys(_of_documented_samples(formed, kind), kind)
-                return whole, [GIVEN_WHOLE.format(own)] if form is MaskForm.FULL else []
+                return whole, [GIVEN_AS.format(own, MaskForm.FULL)] if form is MaskForm.FULL else []
             rigid = rigid or formed  # it may be one that has to have fewer axes
         added = formed.without({Feature.BOOL_MASK})
         if (
@@ -139,7 +175,7 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
             and not _masks(formed, form)
         ):
             each = with_all_axes(added, kind)
-            return _with_whole_keys(each, kind), [GIVEN_WHOLE.format(own)] if each is not added else []
+            return _with_whole_keys(each, kind), [GIVEN_AS.format(own, MaskForm.FULL)] if each is not added else []
     if rigid is not None:
         return _of_documented_samples(rigid, kind), []
     for polarity, form in product(polarities, FORMS):
@@ -170,7 +206,7 @@ def _of_documented_samples(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
         in_form(check, kind, replace(call, form=form), polarity) for form in (MaskForm.SAMPLE, MaskForm.FLAT)
     )
     refused = formed.run(shaped(MASKED, MaskForm.SAMPLE)).error or has_effect(flat, shaped(MASKED, MaskForm.FLAT))
-    return check if refused else formed.stating(f"its {own!r} is given as {SAMPLES}")
+    return check if refused else formed.stating(GIVEN_AS.format(own, SAMPLES))
 
 
 def ways_of_keys(check: ClaimCheck, kind: ArrayKind, polarities: Iterable[Polarity]) -> list[ClaimCheck]:
@@ -204,11 +240,16 @@ def _with_whole_keys(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
 
 def with_one_head_in_groups(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
     """The check of a call with masks of one head for all, if no others are taken where heads share keys."""
-    call = check.function
+    call, polarity = check.function, check.claims.conventions.bool_mask
     assert isinstance(call, RenamedCall)
+    if call.bias_form is MaskForm.FULL:
+        shared, masks = replace(call, bias_form=MaskForm.ONE_HEAD), {Feature.BOOL_MASK}
+        one = in_form(check, kind, shared, polarity)
+        if takes_one_head_alone(check.without(masks), one.without(masks)):
+            check, call = one, shared
     if call.form is not MaskForm.FULL:
         return check
-    one = in_form(check, kind, replace(call, form=MaskForm.ONE_HEAD), check.claims.conventions.bool_mask)
+    one = in_form(check, kind, replace(call, form=MaskForm.ONE_HEAD), polarity)
     return one if takes_one_head_alone(check, one) else check
 
 
@@ -260,8 +301,9 @@ def _with_keys_of_samples(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck | No
 def in_form(check: ClaimCheck, kind: ArrayKind, call: RenamedCall, polarity: Polarity) -> ClaimCheck:
     """The check of a call that takes its masks in a form."""
     claims = replace(check.claims, conventions=replace(check.claims.conventions, bool_mask=polarity))
-    claims = replace(claims, fit=partial(fit_form, form=call.form)) if call.form in SHAPES else claims
-    return kind.check(call, claims, check.device, check.dtype)
+    if {call.form, call.bias_form} & SHAPES.keys():
+        claims = replace(claims, fit=partial(fit_form, form=call.form, bias_form=call.bias_form))
+    return kind.check(call, claims, check.device, check.dtype).stating(*check.stated)
 
 
 def _masks(check: ClaimCheck, form: MaskForm) -> bool:

@@ -226,8 +226,12 @@ def shaped(case: Case, form: MaskForm) -> Case:
     return case if kept else replace(case, mask_shape=SHAPES[form])
 
 
-def fit_form(case: Case, form: MaskForm) -> Case | Unsupported:
-    """The fit of a form: masks of keys that differ by sample have no near one that is the same for all samples."""
+def fit_form(case: Case, form: MaskForm, bias_form: MaskForm | None = None) -> Case | Unsupported:
+    """The fit of a form, and of another of added numbers where there is one.
+
+    Masks of keys that differ by sample have no near one that is the same for all samples.
+    """
+    form = bias_form if bias_form is not None and case.mask in (MaskKind.FLOAT, MaskKind.INFINITE) else form
     of_samples = case.mask_shape is MaskShape.KEYS and case.mask is not MaskKind.NONE
     if form in (MaskForm.SHARED, MaskForm.HEADS) and of_samples:
         return Unsupported("its masks are the same for all samples")

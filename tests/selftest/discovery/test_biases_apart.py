@@ -1,0 +1,100 @@
+"""Functions that take added numbers by one parameter, and masks of another form by a second one."""
+
+import pytest
+
+from attention_conformance.spec.features import Feature
+from attention_conformance.tests.selftest.discovery.making import Make, failing
+
+APART = """
+def f(query, key, value, {bias}=None, mask=None):
+    groups = query.shape[1] // key.shape[1]
+    q = query.unflatten(1, (key.shape[1], groups))
+    s = q @ key[:, :, None].mT * query.shape[-1] ** -0.5
+    if {bias} is not None:
+        {check}
+        s = s + ({added})
+    if mask is not None:
+        mask = mask[:, None] if mask.ndim == 2 else mask
+        s = s.masked_fill(~mask[:, None, None], -torch.inf)
+    return (s.softmax(-1) @ value[:, :, None]).flatten(1, 2)
+"""
+GROUPED = "assert {bias}.ndim == 4 and {bias}.shape[2:] == s.shape[3:]"
+OF_HEADS = "assert {bias}.shape == (query.shape[1], *s.shape[3:])"
+SPLIT, IN_TURN = "(key.shape[1], groups)", "(groups, key.shape[1])"
+RIGHT = {
+    "all axes": (GROUPED, f"{{bias}}.expand(-1, groups * key.shape[1], -1, -1).unflatten(1, {SPLIT})"),
+    "heads": (OF_HEADS, f"{{bias}}.unflatten(0, {SPLIT})"),
+    "one head by its axis": (
+        "pass",
+        "{bias}.unsqueeze(2) if {bias}.shape[1] == 1 else"
+        " {bias}.expand(len(q), groups * key.shape[1], query.shape[2], key.shape[2])"
+        f".unflatten(1, {SPLIT})",
+    ),
+    "any axes": (
+        "pass",
+        f"{{bias}}.expand(len(q), groups * key.shape[1], query.shape[2], key.shape[2]).unflatten(1, {SPLIT})",
+    ),
+}
+WRONG = {
+    "heads in turn": (GROUPED, f"{{bias}}.unflatten(1, {IN_TURN}).transpose(1, 2)", "grouped.masks"),
+    "heads alone in turn": (OF_HEADS, f"{{bias}}.unflatten(0, {IN_TURN}).transpose(0, 1)", "grouped.masks"),
+    "half": (GROUPED, f"{{bias}}.unflatten(1, {SPLIT}) / 2", "masks.float"),
+    "half of heads": (OF_HEADS, f"{{bias}}.unflatten(0, {SPLIT}) / 2", "masks.float"),
+}
+CLAUSES = ("masks.*", "grouped.masks")
+
+
+def text(name: str, check: str, added: str) -> str:
+    return APART.format(bias=name, check=check.format(bias=name), added=added.format(bias=name))
+
+
+@pytest.mark.parametrize("name", ["bias", "attn_bias"])
+@pytest.mark.parametrize("form", RIGHT.values(), ids=RIGHT)
+def test_a_bias_has_a_form_of_its_own(make: Make, name: str, form: tuple[str, str]) -> None:
+    made = make(text(name, *form))
+    assert ("is given as" in made.about) is (form is not RIGHT["any axes"])
+    assert {Feature.FLOAT_MASK, Feature.BOOL_MASK} <= made.claims.features
+    assert not failing(made, *CLAUSES, dtype="float64")
+
+
+@pytest.mark.parametrize("name", ["bias", "attn_bias"])
+@pytest.mark.parametrize(("check", "added", "clause"), WRONG.values(), ids=WRONG)
+def test_mistakes_are_seen_through_that_form(make: Make, name: str, check: str, added: str, clause: str) -> None:
+    assert clause in failing(make(text(name, check, added)), *CLAUSES, dtype="float64")
+
+
+ONE_HEAD = """
+def f(query, key, value, bias=None, mask=None):
+    q = query.unflatten(1, (key.shape[1], -1))
+    s = q @ key[:, :, None].mT * query.shape[-1] ** -0.5
+    if bias is not None:
+        assert bias.ndim == 4 and bias.shape[2:] == s.shape[3:]
+        s = s + bias[:, :, None]{slip}
+    if mask is not None:
+        s = s.masked_fill(~mask[:, None, None], -torch.inf)
+    return (s.softmax(-1) @ value[:, :, None]).flatten(1, 2)
+"""
+
+
+@pytest.mark.parametrize(("slip", "wrong"), [("", False), (" * 2", True)])
+def test_where_heads_share_keys_a_bias_may_be_the_same_for_all(make: Make, slip: str, wrong: bool) -> None:
+    assert bool(failing(make(ONE_HEAD.format(slip=slip)), *CLAUSES, dtype="float64")) is wrong
+
+
+PUBLISHED = """
+def f(query, key, value, attn_mask=None, bias=None):
+    s = query @ key.mT * query.shape[-1] ** -0.5
+    if bias is not None:
+        assert bias.shape == s.shape[1:]
+        s = s + bias{slip}
+    if attn_mask is not None:
+        s = s.masked_fill(~attn_mask, -torch.inf)
+    return s.softmax(-1) @ value
+"""
+
+
+@pytest.mark.parametrize(("slip", "wrong"), [("", False), (".flip(0)", True)])
+def test_a_bias_next_to_a_published_mask_has_one_too(make: Make, slip: str, wrong: bool) -> None:
+    made = make(PUBLISHED.format(slip=slip))
+    assert Feature.FLOAT_MASK in made.claims
+    assert bool(failing(made, *CLAUSES, dtype="float64")) is wrong
