@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Collection
 from typing import Any
 
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -15,7 +16,7 @@ from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.features import Feature
 
-PASTS = {"past", "cache", "caches", "state", "states"}
+PASTS = {"past", "cache", "caches", "cached", "state", "states"}
 """Words in the names of what a function is given of the calls before."""
 OTHERWISE = {
     *("len", "lens", "length", "lengths", "seqlens", "size", "pos", "position", "positions", "idx", "index", "indices"),
@@ -35,12 +36,22 @@ OF_STEPS = re.compile(
 OF_PIECES = re.compile(
     r"\b(?:chunk|piece|block of tokens|several tokens|any (?:number|length)|anything)", re.IGNORECASE
 )
+OF_SEVERAL = re.compile(
+    r"(?<!after )(?<!after the )\bpre-?fill|\bprompts?\b|\b(?:new|several|multiple|many) tokens\b", re.IGNORECASE
+)
+"""What states that several tokens come in one call."""
 
 
 def takes_single_tokens(function: object) -> bool:
     """Whether it documents that one token comes at a time once there is a cache, and speaks of no pieces."""
     text = inspect.getdoc(as_written(function)) or ""
     return bool(OF_STEPS.search(text)) and not OF_PIECES.search(text)
+
+
+def takes_several_tokens(function: object) -> bool:
+    """Whether it documents that several tokens come in one call, and speaks of no single ones."""
+    text = inspect.getdoc(as_written(function)) or ""
+    return bool(OF_SEVERAL.search(text) or OF_PIECES.search(text)) and not OF_STEPS.search(text)
 
 
 def makes_cache(name: str) -> bool:
@@ -60,10 +71,21 @@ def cache_groups(function: Any) -> list[tuple[str, ...]]:
     return [*pairs, *((name,) for name in pasts if not any(name in pair for pair in pairs))]
 
 
+def holds_keys_and_values(function: Any, needed: Collection[str]) -> bool:
+    """Whether what it needs are keys and values of earlier calls, by their names."""
+    groups = (group for group in cache_groups(function) if {*group} <= {*needed})
+    return any(len(group) > 1 or "kv" in words_of(group[0]) for group in groups)
+
+
 def in_single_tokens(call: object) -> bool:
     """Whether what is called at last takes one token at a time, each with the cache of those before."""
+    return _is_fed(call, "single")
+
+
+def _is_fed(call: object, how: str) -> bool:
+    """Whether what is called at last takes a cache in this way."""
     while call is not None:
-        if hasattr(call, "past") and getattr(call, "single", False):
+        if hasattr(call, "past") and getattr(call, how, False):
             return True
         call = getattr(call, "function", None)
     return False
@@ -72,11 +94,13 @@ def in_single_tokens(call: object) -> bool:
 def lengths_of_cached(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     """The check with as many queries as keys where the keys before these come in a cache alone; and a note.
 
-    That is so where one token comes at a time, and where it rotates both: only the cache states their positions.
+    That is so where one token comes at a time, where it is given the place of both, and where it rotates both: only the
+    cache states their positions.
     """
     groups, premises = cache_groups(as_written(check.function)), check.claims.premises
     rotates = bool(premises.rotary_base and premises.hides_later)
-    if not groups or Feature.CROSS not in check.claims or not (rotates or in_single_tokens(check.function)):
+    together = in_single_tokens(check.function) or _is_fed(check.function, "places")
+    if not groups or Feature.CROSS not in check.claims or not (rotates or together):
         return check, []
     why = f"the keys before its queries come in {groups[0][0]!r}{', and it rotates both' if rotates else ''}"
     return with_equal_lengths(check), [unclaimed("other lengths of keys", why)]

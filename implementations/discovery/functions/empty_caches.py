@@ -53,8 +53,7 @@ def _made(maker: Callable[..., object], user: inspect.Signature, inputs: Sequenc
     x = _zeros(key, (sizes.get("B", 1), 1, sizes.get("E", heads * sizes.get("D", 1))))
     known = SimpleNamespace(**dict.fromkeys(OF_WIDTH, sizes["D"]) if "D" in sizes else {})
     vars(known).update({p.name: p.default for p in user.parameters.values() if type(p.default) is int})
-    room = max(ROOM, *(each.shape[axis] for each, axis in zip(inputs, taken.tokens.values(), strict=True)))
-    made = built_empty(maker, known, x, heads, room)
+    made = built_empty(maker, known, x, heads, max(ROOM, _longest(inputs, taken)))
     if made is None:
         raise ValueError("it is unknown how an empty cache is made")
     return made
@@ -62,7 +61,7 @@ def _made(maker: Callable[..., object], user: inspect.Signature, inputs: Sequenc
 
 def buffers(past: tuple[str, ...]) -> Iterator[Empty]:
     """Room for keys and values that the first call is given."""
-    yield lambda inputs, taken: _room(inputs, taken)
+    yield _room
     if len(past) == 1:
         yield lambda inputs, taken: [*_room(inputs, taken)]
         for names in NAMES:
@@ -74,13 +73,26 @@ def _named_room(names: tuple[str, str], inputs: Sequence[Any], taken: Taken) -> 
 
 
 def _room(inputs: Sequence[Any], taken: Taken) -> tuple[Any, Any]:
-    """Zeros for more keys and values than come."""
+    """Zeros for more keys and values than usually come, and for all that do."""
+    return _empty_for(max(ROOM, _longest(inputs, taken)), inputs, taken)
+
+
+def no_tokens(inputs: Sequence[Any], taken: Taken) -> tuple[Any, Any]:
+    """Keys and values of no tokens."""
+    return _empty_for(0, inputs, taken)
+
+
+def _empty_for(tokens: int, inputs: Sequence[Any], taken: Taken) -> tuple[Any, Any]:
     axes = [*taken.tokens.values()]
     key, value = (
-        _zeros(each, (*each.shape[:axis], ROOM, *each.shape[axis + 1 :]))
+        _zeros(each, (*each.shape[:axis], tokens, *each.shape[axis + 1 :]))
         for each, axis in zip(inputs[1:], axes[1:], strict=True)
     )
     return key, value
+
+
+def _longest(inputs: Sequence[Any], taken: Taken) -> int:
+    return max(each.shape[axis] for each, axis in zip(inputs, taken.tokens.values(), strict=True))
 
 
 def _zeros(like: Any, shape: tuple[int, ...]) -> Any:

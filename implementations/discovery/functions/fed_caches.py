@@ -142,7 +142,8 @@ class Fed:
         given = by_place(arrays, options)
         lengths = {given[place].shape[axis] for place, axis in self.taken.tokens.items()}
         tokens = max(lengths)
-        others = (each for place, each in given.items() if place not in self.taken.tokens and is_array(each))
+        apart = {*self.taken.tokens, *self.past}
+        others = (each for place, each in given.items() if place not in apart and is_array(each))
         if len(lengths) > 1 or tokens < LEAST or any(tokens in each.shape for each in others):
             if self.strict:
                 raise ValueError("it is given other arrays of tokens than its inputs")
@@ -164,8 +165,8 @@ class Fed:
             piece = {
                 place: contiguous(cut(given[place], axis, start, stop)) for place, axis in self.taken.tokens.items()
             }
-            if not start and self.empty is not None:
-                past = self.empty([*piece.values()], self.taken)
+            if not start and self.empty is not None:  # with room for all tokens
+                past = self.empty([given[place] for place in piece], self.taken)
             named = {**self.wanted, **self._held(past)}
             named |= {name: self._placed(place, piece, start, stop) for name, place in self.places.items()}
             output, *others = parts_of(self._called({**given, **piece, **by_place((), named)}))
@@ -196,8 +197,15 @@ class Fed:
         if self.empty is not None and not self.part:
             return past
         if len(self.past) > 1:
-            return tuple(others[max(0, self.part - 1) :][: len(self.past)])
+            return several_in(others, self.part, len(self.past))
         return returned(others, (start, stop), past, self.part, True)
+
+
+def several_in(others: Sequence[Any], part: int, count: int) -> tuple[Any, ...]:
+    """The arrays of a cache that begin at a part of what is returned after the output, or are that part."""
+    found = [*others[max(0, part - 1) :]]
+    together = found and isinstance(found[0], tuple | list) and len(found[0]) == count
+    return tuple(found[0] if together else found[:count])
 
 
 def check_bits(cache: Any, key: Any) -> None:

@@ -164,7 +164,8 @@ def function_candidate(
         made = function_candidate(name, prefixed, {**PREFIXED, **settings}, device, premises)
         return replace(made, about=f"{made.about}; {prefixed.about}", stated=(*made.stated, prefixed.about))
     if (cached := with_needed_cache(function)) is not None:
-        made = function_candidate(name, cached, settings, device, premises)
+        always = replace(premises, causal=premises.causal or cached.promised)
+        made = function_candidate(name, cached, settings, device, always)
         return replace(made, about=f"{made.about}; {cached.about}", stated=(*made.stated, cached.about))
     inner = with_dropout_form(function) or with_bucket_table(function) or with_what_is_needed(function)
     needed = inner or with_segments_from_one(function)

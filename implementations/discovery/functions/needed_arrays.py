@@ -24,6 +24,7 @@ from attention_conformance.implementations.discovery.functions.array_axes import
     Sizes,
     axes_of,
 )
+from attention_conformance.implementations.discovery.functions.cache_names import holds_keys_and_values
 from attention_conformance.implementations.discovery.functions.fillers import Axes as InputAxes
 from attention_conformance.implementations.discovery.functions.fillers import fillers
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
@@ -208,6 +209,8 @@ def with_needed_arrays(function: object) -> Iterator[tuple[type[nn.Module], Coll
     left = [p for p in needed if p.name not in known]
     numbers = {p.name: CHOSEN for p in left if _is_number(p)}
     arrays = [p.name for p in left if p.name not in numbers]
+    if holds_keys_and_values(function, arrays):
+        return
     if len(inputs) < 3 or not 0 < len(arrays) <= MOST_ARRAYS or any(p.kind is p.POSITIONAL_ONLY for p in needed):
         return
     forms = _forms(function, signature, arrays, numbers, known)

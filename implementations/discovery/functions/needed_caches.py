@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.functions.cache_names import cache_groups
-from attention_conformance.implementations.discovery.functions.empty_caches import empties
-from attention_conformance.implementations.discovery.functions.fed_caches import Taken, check_bits, cut
+from attention_conformance.implementations.discovery.causal_names import says_causal
+from attention_conformance.implementations.discovery.documented import as_written
+from attention_conformance.implementations.discovery.functions.cache_names import cache_groups, takes_several_tokens
+from attention_conformance.implementations.discovery.functions.empty_caches import buffers, empties, no_tokens
+from attention_conformance.implementations.discovery.functions.fed_caches import Taken, check_bits, cut, several_in
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.functions.several_needed import as_array
 from attention_conformance.implementations.discovery.modules.cache_forms import place_values
@@ -40,28 +42,30 @@ class NeededCache:
 
     Attributes:
         function: it.
-        past: its parameter for the cache.
+        past: its parameters for the cache: one for all of it, or two for keys and values.
         empty: makes an empty one; None: it takes None.
         axes: of its inputs.
         places: what states where its tokens lie, by the parameter that takes it.
         single: whether it takes one token at a time, so that it is called for each.
         squeezed: whether that token has no axis of its own.
-        part: where in an answer the next cache is; 0: the call has changed the one that it was given.
+        part: where in an answer the next cache begins; 0: the call has changed the one that it was given.
+        promised: whether its text promises that no token sees a later one.
     """
 
     function: Callable[..., Any]
-    past: str
+    past: tuple[str, ...]
     empty: Callable[..., Any] | None
     axes: str
     places: Mapping[str, Place]
     single: bool = False
     squeezed: bool = False
     part: int = 0
+    promised: bool = False
 
     @property
     def __signature__(self) -> inspect.Signature:
         own = signature_of(self.function)
-        for name in (self.past, *self.places):
+        for name in (*self.past, *self.places):
             own = dispensable(own, name)
         return own.replace(parameters=[p for p in own.parameters.values() if p.name not in self.places])
 
@@ -69,7 +73,8 @@ class NeededCache:
     def about(self) -> str:
         """For a note."""
         each = "is called for one token after another" if self.single else "is given all tokens"
-        return f"it {each}, with an empty cache in {self.past!r} before the first"
+        promise = ", and promises that no token sees a later one" if self.promised else ""
+        return f"it {each}, with an empty cache in {' and '.join(map(repr, self.past))} before the first{promise}"
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """The function's answer.
@@ -80,14 +85,12 @@ class NeededCache:
         """
         axis = self.axes.index("L")
         tokens = query.shape[axis]
-        samples = query.shape[self.axes.index("B")] if "B" in self.axes else 1
-        cache = options.pop(self.past, None)
+        cache = [options.pop(name, None) for name in self.past]
         taken = Taken(dict.fromkeys(range(3), axis), axis, _sizes(self.axes))
-        if cache is None and self.empty is not None:
-            cache = self.empty([query, key, value], taken)
+        if cache[0] is None and self.empty is not None:
+            cache = self._parts(self.empty([query, key, value], taken))
         if not self.single:
-            placed = {name: _as(query, place(samples, 0, tokens)) for name, place in self.places.items()}
-            answer = self.function(query, key, value, **{**options, **placed, self.past: cache})
+            answer = self.function(query, key, value, **{**options, **self._held(query, cache, 0, tokens)})
             check_bits(cache, key)
             return answer
         if not tokens or key.shape[axis] != tokens:
@@ -95,12 +98,25 @@ class NeededCache:
         outputs = []
         for at in range(tokens):
             one = [self._token(each, axis, at) for each in (query, key, value)]
-            placed = {name: _as(query, place(samples, at, at + 1)) for name, place in self.places.items()}
-            output, *others = parts_of(self.function(*one, **{**options, **placed, self.past: cache}))
-            cache = others[self.part - 1] if self.part else cache
+            answer = self.function(*one, **{**options, **self._held(query, cache, at, at + 1)})
+            output, *others = parts_of(answer)
+            cache = [*self._parts(self._returned(others))] if self.part else cache
             check_bits(cache, key)
             outputs.append(output[(slice(None),) * axis + (None,)] if self.squeezed else output)
         return joined(outputs, axis)
+
+    def _held(self, query: Any, cache: Sequence[Any], start: int, stop: int) -> dict[str, Any]:
+        """The cache, and where tokens lie."""
+        samples = query.shape[self.axes.index("B")] if "B" in self.axes else 1
+        placed = {name: _as(query, place(samples, start, stop)) for name, place in self.places.items()}
+        return {**placed, **dict(zip(self.past, cache, strict=True))}
+
+    def _parts(self, cache: Any) -> list[Any]:
+        """What each parameter for the cache is given."""
+        return [*cache] if len(self.past) > 1 else [cache]
+
+    def _returned(self, others: Sequence[Any]) -> Any:
+        return several_in(others, self.part, len(self.past)) if len(self.past) > 1 else others[self.part - 1]
 
     def _token(self, each: Any, axis: int, at: int) -> Any:
         one = cut(each, axis, at, at + 1)
@@ -116,19 +132,29 @@ class NeededCache:
 
     def attends(self, x: Any) -> bool:
         """Whether the last token sees the one before it, and each head its own values alone."""
-        at = [slice(None)] * x.ndim
-        at[self.axes.index("L")] = TOKENS - 2  # type: ignore[call-overload]
         heads = self.axes.find("H")
-        if heads >= 0:
-            at[heads] = 0  # type: ignore[call-overload]
-        other = _moved(x, tuple(at))
-        one, two = (safe_call(partial(self._output, x, x, each)).value for each in (x, other))
-        if one is None or two is None:
+        changed = self._changed(x, TOKENS - 2)
+        if changed is None:
             return False
-        changed = np.moveaxis(np.abs(one - two) > HALF, self.axes.index("L"), 0)
         own = np.delete(changed, 0, heads + (heads < self.axes.index("L"))) if heads >= 0 else np.zeros(1, bool)
         earlier = self.single and changed[: TOKENS - 2].any()
         return bool(changed[-1].any()) and not earlier and not own.any()
+
+    def hides_later(self, x: Any) -> bool:
+        """Whether a token before it does not see the one before the last."""
+        changed = self._changed(x, TOKENS - 2)
+        return changed is not None and not changed[: TOKENS - 2].any()
+
+    def _changed(self, x: Any, token: int) -> Any:
+        """What changes, tokens first, with the value of a token, that of the first head where there are heads."""
+        at = [slice(None)] * x.ndim
+        at[self.axes.index("L")] = token  # type: ignore[call-overload]
+        if "H" in self.axes:
+            at[self.axes.index("H")] = 0  # type: ignore[call-overload]
+        one, two = (safe_call(partial(self._output, x, x, each)).value for each in (x, _moved(x, tuple(at))))
+        if one is None or two is None:
+            return None
+        return np.moveaxis(np.abs(one - two) > HALF, self.axes.index("L"), 0)
 
     def _output(self, *inputs: Any) -> Any:
         return as_array(parts_of(self(*inputs))[0])
@@ -150,27 +176,42 @@ def _moved(x: Any, at: tuple[Any, ...]) -> Any:
 
 
 def with_needed_cache(function: Callable[..., Any]) -> NeededCache | None:
-    """The function, given an empty cache in each call; None where it needs none, or no call shows how."""
+    """The function, given an empty cache in each call; None where it needs none, or no call shows how.
+
+    One whose text speaks of causality, and whose tokens see later ones, takes one token at a time, or breaks a promise
+    where it states that several come.
+    """
     signature = safe_call(lambda: signature_of(function)).value
     inputs = [] if signature is None else [p.name for p in positional(signature)[:3]]
     needed = [] if signature is None else [p for p in signature.parameters.values() if required(p)]
     left = [p.name for p in needed if p.name not in inputs]
     pasts = [group for group in cache_groups(function) if {*group} & {*left}]
-    if len(pasts) != 1 or len(pasts[0]) != 1 or len(inputs) < 3:
+    if len(pasts) != 1 or len(inputs) < 3:
         return None
-    places = {name: place_values(name) for name in left if name != pasts[0][0]}
+    places = {name: place_values(name) for name in left if name not in pasts[0]}
     if not all(places.values()):
         return None
     chosen = [dict(zip(places, each, strict=True)) for each in product(*places.values())]
-    return next((made for each in chosen for made in _tried(function, pasts[0][0], each)), None)
+    several = (made for each in chosen for made in _tried(function, pasts[0], each))
+    made, x = next(several, (None, None))
+    if made is None or made.single or not says_causal(as_written(function)) or made.hides_later(x):
+        return made
+    if takes_several_tokens(function):
+        return replace(made, promised=True)
+    return next((other for other, _ in several if other.single), made)
 
 
-def _tried(function: Callable[..., Any], past: str, places: Mapping[str, Place]) -> Iterator[NeededCache]:
-    """The function in the layouts and with the empty caches with which it answers."""
-    several: list[Callable[..., Any] | None] = [*(empty for empty, _ in empties(function, (past,))), None]
+def _tried(
+    function: Callable[..., Any], past: tuple[str, ...], places: Mapping[str, Place]
+) -> Iterator[tuple[NeededCache, Any]]:
+    """The function in the layouts and with the empty caches with which it answers, and an input of each."""
+    rooms = [no_tokens, *(buffers(past) if places else ())]
+    several: list[Callable[..., Any] | None] = [*(empty for empty, _ in empties(function, past)), *rooms, None]
     for single, empty in product((False, True), several):
         for shape, axes in LAYOUTS:
             for squeezed, part in product((False, True), (0, 1, 2)) if single else ((False, 0),):
                 made = NeededCache(function, past, empty, axes, places, single, squeezed, part)
-                if any(made.answers(x) and made.attends(x) for x in of_each_kind(shape)):
-                    yield made
+                for x in of_each_kind(shape):
+                    if made.answers(x) and made.attends(x):
+                        yield made, x
+                        break

@@ -49,6 +49,12 @@ MOST_PARTS = 3
 OF_STARTS = {"start", "offset"}
 """Words in the names of the number of tokens before a piece."""
 OF_LENGTHS = {"len", "length", "seen"}
+OF_INDEX = {"index", "idx"}
+STARTS = {
+    *("pos", "position", "step", "cur_pos", "current_pos", "write_pos"),
+    *("index", "idx", "cur_index", "write_index"),
+}
+"""Names of the place of the first new token; with a word for a cache an index is one, too."""
 CERTAIN = {"start_pos", "input_pos", "cache_position", "position_ids"}
 """Names that state one form of places."""
 Empty: TypeAlias = Callable[[nn.Module, torch.Tensor, int], object]
@@ -182,8 +188,9 @@ def place_values(name: str) -> list[Place]:
     if placed and words & IDS:
         return [_places_of_samples, _places]
     if placed and words & {"input", "cache", "positions"}:
-        return [_places, _places_of_samples]
-    return [_start, _places] if name in ("pos", "position", "step", "cur_pos", "current_pos") else []
+        return [_places, _places_of_samples, *([_start] if words & PAST else [])]
+    stated = bool(words & PAST and words & OF_INDEX) or name in STARTS
+    return [_start, _places] if stated else []
 
 
 def _empties(kind: Any, module: nn.Module) -> Iterator[Empty]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from attention_conformance.implementations.discovery.functions.needed_arrays import with_needed_arrays
 from attention_conformance.implementations.discovery.modules.own_cache import UNKNOWN_FORM
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
@@ -73,6 +74,12 @@ def f(q, k, v, cache):
     return attended(q, k, v, {first})
 """
 
+APART = """
+def f(q, k, v, past_k, past_v, start_pos):
+    k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
+    return attended(q, k, v, {first}), k, v
+"""
+
 
 @pytest.mark.parametrize("wrong", [False, True])
 @pytest.mark.parametrize(
@@ -84,6 +91,7 @@ def f(q, k, v, cache):
         (FLAGGED, ({"k": "past_k, k", "v": "past_v, v"}, {"k": "k, past_k", "v": "v, past_v"})),
         (ROLLING, ({"less": "1"}, {"less": "2"})),
         (NEEDED, ({"first": "past"}, {"first": "0"})),
+        (APART, ({"first": "start_pos"}, {"first": "0"})),
     ],
 )
 def test_pieces_are_answered_as_the_whole(
@@ -160,6 +168,68 @@ def test_room_for_tokens_is_given_where_places_are_stated(make: Make) -> None:
     made = make(JAX)
     assert any("through cache" in way for way in made.alternatives)
     assert not made.findings
+
+
+SLOTS = """
+def f(q, k, v, k_cache, v_cache, cache_index):
+    '''{text}'''
+    end = cache_index + q.shape[1]
+    k_cache[:, cache_index:end], v_cache[:, cache_index:end] = k, v
+    i, j = torch.arange(cache_index, end)[:, None], torch.arange(k_cache.shape[1])
+    s = torch.einsum("bihd,bjhd->bhij", q, k_cache) / q.shape[-1] ** 0.5
+    w = s.masked_fill(j > {last}, -torch.inf).softmax(-1)
+    return torch.einsum("bhij,bjhd->bihd", w, v_cache)
+"""
+OF_SEVERAL = "Causal attention of the new tokens, which are a prompt at first."
+
+
+@pytest.mark.parametrize(("last", "status"), [("i", Status.PASS), ("end - 1", Status.FAIL)])
+def test_slots_by_index_keep_the_promise_of_causality(make: Make, last: str, status: Status) -> None:
+    made = make(SLOTS.format(text=OF_SEVERAL, last=last))
+    assert not made.findings
+    assert "with an empty cache in 'k_cache' and 'v_cache'" in made.about
+    assert any("in pieces of several tokens through k_cache, v_cache" in way for way in made.alternatives)
+    found = run(made, ("causal.square", "relations.alternatives"), ("float64",))
+    assert [each.status for each in found] == [status] * 2, [each.message for each in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "how"), [("A step of causal attention.", "one token after another"), ("Attention.", "is given all tokens")]
+)
+def test_nothing_is_promised_of_several_tokens(make: Make, text: str, how: str) -> None:
+    made = make(SLOTS.format(text=text, last="end - 1"))
+    assert how in made.about
+    found = run(made, ("scores.dot-product", "relations.alternatives"), ("float64",))
+    assert [each.status for each in found] == [Status.PASS] * 2, [each.message for each in found]
+
+
+JAX_SLOTS = """
+import jax
+import jax.numpy as jnp
+def f(q, k, v, k_cache, v_cache, cache_index):
+    '''Causal attention of new tokens.'''
+    k, v = (jax.lax.dynamic_update_slice(c, x, (0, 0, cache_index, 0)) for c, x in ((k_cache, k), (v_cache, v)))
+    i, j = jnp.arange(q.shape[2])[:, None] + cache_index, jnp.arange(k.shape[2])
+    s = jnp.where(j > {last}, -jnp.inf, q @ k.mT / q.shape[-1] ** 0.5)
+    return jax.nn.softmax(s, -1) @ v, (k, v), cache_index + q.shape[2]
+"""
+
+
+@thorough  # JAX compiles a program for each piece
+@pytest.mark.parametrize(("last", "status"), [("i", Status.PASS), ("i[-1]", Status.FAIL)])
+def test_slots_of_jax_are_returned(make: Make, last: str, status: Status) -> None:
+    pytest.importorskip("jax")
+    made = make(JAX_SLOTS.format(last=last))
+    assert any("in pieces of several tokens through k_cache, v_cache" in way for way in made.alternatives)
+    found = run(made, ("causal.square", "relations.alternatives"), ("float64",))
+    assert [each.status for each in found] == [status] * 2, [each.message for each in found]
+
+
+def test_keys_and_values_of_earlier_calls_are_no_arrays_of_unknown_meaning() -> None:
+    def f(q: object, k: object, v: object, k_cache: object, v_cache: object, unknown: object) -> None:
+        raise AssertionError("it is not called")
+
+    assert not [*with_needed_arrays(f)]
 
 
 MODULE = """
