@@ -92,7 +92,7 @@ def _empty_for(tokens: int, inputs: Sequence[Any], taken: Taken) -> tuple[Any, A
 
 
 def _longest(inputs: Sequence[Any], taken: Taken) -> int:
-    return max(each.shape[axis] for each, axis in zip(inputs, taken.tokens.values(), strict=True))
+    return max(int(each.shape[axis]) for each, axis in zip(inputs, taken.tokens.values(), strict=True))
 
 
 def _zeros(like: Any, shape: tuple[int, ...]) -> Any:

@@ -20,6 +20,7 @@ from attention_conformance.implementations.discovery.functions.block_sizes impor
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.functions.function_masks import with_masks_of_samples
 from attention_conformance.implementations.discovery.functions.kept_weights import in_halves
+from attention_conformance.implementations.discovery.functions.layer_numbers import in_other_layers
 from attention_conformance.implementations.discovery.functions.served import Served
 from attention_conformance.implementations.discovery.functions.sink_tokens import with_all_sinks
 from attention_conformance.implementations.discovery.functions.three_axes import with_three_axes
@@ -61,7 +62,7 @@ def implementation_of(
         alternatives |= {way: make(Chosen(other, positions)) for way, other in with_masks_of_samples(check).items()}
     if not as_shipped(whole, interfaces()):
         own_ways = {**blocks} | in_splits(check, whole) | with_three_axes(check, written)
-        own_ways |= in_halves(check, whole) | with_all_sinks(check, whole)
+        own_ways |= in_halves(check, whole) | with_all_sinks(check, whole) | in_other_layers(check, whole)
         alternatives |= {way: make(Chosen(other, positions)) for way, other in own_ways.items()}
     shipped, wrapped = (whole.function, Compiled) if isinstance(whole, Compiled) else (whole, lambda each: each)
     if isinstance(shipped, ShippedCall) and shipped.flag and extras:

@@ -55,6 +55,7 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     without_refused_masks,
 )
 from attention_conformance.implementations.discovery.functions.kept_weights import WAY, masks_of_dropout
+from attention_conformance.implementations.discovery.functions.layer_numbers import unfelt_layers
 from attention_conformance.implementations.discovery.functions.logs_of_nothing import log_of_nothing_as_seen
 from attention_conformance.implementations.discovery.functions.number_windows import (
     window_corner_as_seen,
@@ -397,5 +398,6 @@ def _usual_candidate(
     dropped = masks_of_dropout(function) if WAY in made.alternatives else ()
     findings = broken | windows | mask_findings(getattr(function, "function", function), own, judged, dropped)
     sizes = {name for each in blocks.values() for name in each.options.always}
-    findings = unknown_options(check, function, {*names, *findings, *sizes}) | findings
+    seen = {*names, *findings, *sizes, *unfelt_layers(function)}
+    findings = unknown_options(check, function, seen) | findings
     return replace(made, findings=findings, as_seen=masks_as_seen(own, judged))

@@ -93,6 +93,8 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
     Size.BASE: ("theta", "rope_theta", "rotary_theta", "rope_base", "rotary_base", "freq_base", "theta_base"),
 }
 BY_NAME = {name: size for size, names in NAMES.items() for name in names}
+LAYERS = {"layer_idx": 0, "layer_id": 0, "layer_index": 0, "layer_number": 1, "layer_num": 1}
+"""Names of the number of the layer that a module is, and that of the first."""
 OF_INPUT = re.compile(r"(?:query|key|value|attention|attn)_(\w+_\w+)$")
 """The name of a width after that of an input, or of attention: `query_embed_dim`."""
 ROTATIONS = (Size.ROTATION, Size.COSINES_SINES, Size.TURNS)

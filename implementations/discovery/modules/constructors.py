@@ -20,6 +20,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     EXACT,
     GROUPS,
     IMAGE_SIDES,
+    LAYERS,
     LONGEST,
     ROTATIONS,
     SQUARE,
@@ -80,7 +81,6 @@ CONSTRUCTOR_OPTIONS: Mapping[str, Option] = {
 """What a constructor may take in addition to sizes and widths."""
 KEY_WIDTH, VALUE_WIDTH = 10, 11
 """Other widths of key and value than those of the query."""
-LAYERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
 ONE_HEAD = ("head", "k", "v", "q")
 """Words in the name of a width that may be that of one head, or of all heads together."""
 
@@ -301,8 +301,9 @@ def _scaling(parameters: Mapping[str, inspect.Parameter]) -> dict[str, object]:
 
 
 def _layer(parameters: Mapping[str, inspect.Parameter]) -> dict[str, object]:
-    """Its number of the layer that it is, where that may be left out, and some count with it."""
-    return {name: 0 for name in LAYERS if name in parameters and parameters[name].default is None}
+    """Its number of the layer that it is, where that is unknown, and some count with it."""
+    own = {name: p for name, p in parameters.items() if name in LAYERS}
+    return {name: LAYERS[name] for name, p in own.items() if p.default is None or required(p)}
 
 
 def _rates(parameters: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
@@ -318,7 +319,7 @@ def _known_sizes(signature: inspect.Signature) -> dict[str, Size]:
     sizes = {p.name: size for p in parameters if (size := size_of(p.name)) and "Module" not in str(p.annotation)}
     sizes |= dict.fromkeys(IMAGE_SIDES, Size.WINDOW_SIDE) if {*signature.parameters} >= IMAGE_SIDES else {}
     options = {name for option in CONSTRUCTOR_OPTIONS.values() for name in option.parameters}
-    unknown = [p.name for p in parameters if required(p) and p.name not in {*sizes, *options}]
+    unknown = [p.name for p in parameters if required(p) and p.name not in {*sizes, *options, *LAYERS}]
     usual = [sizes.get(p.name) for p in parameters[:2]] == [Size.WIDTH, Size.HEADS]
     simple = usual and not any(required(p) or sizes.get(p.name) is Size.HEAD_WIDTH for p in parameters[2:])
     if unknown or simple or not {Size.WIDTH, Size.HEADS} <= set(sizes.values()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial, update_wrapper
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructor_names import (
     BY_NAME,
+    LAYERS,
     USUAL,
     Size,
     settings_of,
@@ -37,7 +38,8 @@ def as_function(kind: type) -> Callable[..., Any] | None:
     """The class as a function of query, key and value in heads, or of one input; None where it has parameters.
 
     A class that is no module is called through its __call__, or a method named like one. It is built for the width of a
-    head, which is that of the query, or for a number of heads, which the function then takes.
+    head, which is that of the query, or for a number of heads, which the function then takes, as it takes the number of
+    the layer that it is.
     """
     if issubclass(kind, torch.autograd.Function):
         return _applied(kind)
@@ -52,7 +54,8 @@ def as_function(kind: type) -> Callable[..., Any] | None:
         made = safe_call(lambda: built_in_heads(kind, 8, 2)).value
     if made is None or _holds_parameters(made):
         return None
-    build = cache(lambda width, heads: built_in_heads(kind, width, heads))
+    build = cache(lambda width, heads, **own: built_in_heads(kind, width, heads, own))
+    layer = {name: first for name, first in _layer(kind).items() if name not in inspect.signature(method).parameters}
     parameters = list(inspect.signature(method).parameters.values())[1:]
     heads = next((p.name for p in inspect.signature(kind).parameters.values() if _counts_heads(p)), "")
     resets = emptied_by(kind)
@@ -60,7 +63,8 @@ def as_function(kind: type) -> Callable[..., Any] | None:
 
     def call(first: Any, *others: Any, **options: Any) -> Any:
         count = options.pop(heads) if heads and (merged or alone) else first.shape[1]
-        made = build(first.shape[-1] // count if merged else first.shape[-1], count)
+        own = {name: options.pop(name, usual) for name, usual in layer.items()}
+        made = build(first.shape[-1] // count if merged else first.shape[-1], count, **own)
         whole = partial(_called(made, name), first, *others, **options)
         return emptied(getattr(made, resets), whole) if resets else whole()
 
@@ -69,6 +73,8 @@ def as_function(kind: type) -> Callable[..., Any] | None:
         parameters.append(inspect.Parameter(heads, inspect.Parameter.KEYWORD_ONLY))
     elif heads and alone:
         parameters.insert(1, inspect.Parameter(heads, inspect.Parameter.POSITIONAL_OR_KEYWORD))
+    parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=n) for name, n in layer.items()]
+    parameters.sort(key=lambda p: p.kind)
     named.__signature__ = inspect.Signature(parameters)  # what inspect.signature reads
     return cast(Callable[..., Any], named)
 
@@ -124,14 +130,25 @@ def _counts_heads(parameter: inspect.Parameter) -> bool:
     return size_of(parameter.name) is Size.HEADS
 
 
+def _layer(kind: type) -> dict[str, int]:
+    """Its parameter for the number of the layer that it is, and what that is by default, or of the first."""
+    found = [p for p in inspect.signature(kind).parameters.values() if p.name in LAYERS]
+    return {p.name: p.default if type(p.default) is int else LAYERS[p.name] for p in found}
+
+
 def _is_a_number(parameter: inspect.Parameter) -> bool:
     """Whether its default is a number of its own: no flag, and none that multiplies nothing."""
     default = parameter.default
     return isinstance(default, int | float) and not isinstance(default, bool) and default not in (0, 1)
 
 
-def built_in_heads(kind: Callable[..., Any], width: int, heads: int) -> Any:
+NOTHING: Mapping[str, object] = {}
+
+
+def built_in_heads(kind: Callable[..., Any], width: int, heads: int, own: Mapping[str, object] = NOTHING) -> Any:
     """It, for this width of a head and so many heads; in evaluation mode where its rate of dropout is fixed.
+
+    What is its `own` is given before all that is known by names.
 
     Raises:
         TypeError: its constructor needs something that is not known.
@@ -143,7 +160,9 @@ def built_in_heads(kind: Callable[..., Any], width: int, heads: int) -> Any:
         name = parameter.name.lower()
         if is_variadic(parameter):
             continue
-        if parameter.name == settings:
+        if parameter.name in own:
+            given[parameter.name] = own[parameter.name]
+        elif parameter.name == settings:
             given[settings] = settings_of(kind, settings, width * heads, heads, lenient=True)
         elif name in OPTIONS["scale"].parameters and (required(parameter) or _is_a_number(parameter)):
             given[parameter.name] = width**-0.5
@@ -155,6 +174,8 @@ def built_in_heads(kind: Callable[..., Any], width: int, heads: int) -> Any:
             given[parameter.name] = width * heads if name in OF_ALL and counted else width
         elif required(parameter) and (size := _further(parameter)) is not None:
             given[parameter.name] = value_of(size, width * heads, heads)
+        elif name in LAYERS and (required(parameter) or parameter.default is None):
+            given[parameter.name] = LAYERS[name]
         elif required(parameter) and name in USUAL:
             given[parameter.name] = USUAL[name]
     made = kind(**given)
