@@ -62,6 +62,8 @@ CUMULATIVE = {"cu", "cum", "cumulative", "cumsum", "indptr", "offsets"}
 MOST = {"max", "longest"}
 DOCUMENTS = {"segment", "segments", "seg", "segs", "doc", "docs", "document", "documents", "sequence", "seq"}
 INDICES = {"indices", "index", "idx", "ids", "map", "mapping", "list", "numbers"}
+ONE_PLACE = ({"cache", "index"}, {"cache", "idx"})
+"""Words in the names of the place in a cache where new tokens begin, one number."""
 OF_CACHES = {Part.TABLE, Part.PAGES, Part.ENDS, Part.QUERY_ENDS, Part.KEY_ENDS, Part.PAGE_ENDS}
 """What no function has but one that serves, or packs its documents."""
 INPUTS = (
@@ -109,6 +111,8 @@ def _place_of(words: set[str]) -> Part | None:
         return _whose(words, Part.QUERY_ENDS, Part.KEY_ENDS, Part.ENDS)
     if words & MOST and words & (COUNTED | DOCUMENTS | OF_QUERY | OF_KEYS):
         return None if of_pages else _whose(words, Part.LONGEST_QUERY, Part.LONGEST_KEY, Part.LONGEST)
+    if words in ONE_PLACE:
+        return None
     if words & INDICES and (of_pages or words & {"kv", "cache"} or words == {"indices"}):
         return Part.PAGES
     if words & DOCUMENTS and words & {"id", "ids"}:
