@@ -13,7 +13,6 @@ from attention_conformance.implementations.discovery.always import corner_as_see
 from attention_conformance.implementations.discovery.chunks import without_chunks
 from attention_conformance.implementations.discovery.claim_checks import (
     EVERYWHERE,
-    MASKED,
     check_answer,
     check_not_alone,
     core_claims,
@@ -36,6 +35,7 @@ from attention_conformance.implementations.discovery.functions.block_sizes impor
 from attention_conformance.implementations.discovery.functions.bucket_tables import with_bucket_table
 from attention_conformance.implementations.discovery.functions.cache_names import lengths_of_cached
 from attention_conformance.implementations.discovery.functions.dropout_forms import with_dropout_form
+from attention_conformance.implementations.discovery.functions.empty_rows import empty_rows_of_function
 from attention_conformance.implementations.discovery.functions.fewer_mask_axes import with_mask_axes
 from attention_conformance.implementations.discovery.functions.function_calls import (
     JAX,
@@ -105,24 +105,17 @@ from attention_conformance.implementations.discovery.modules.module_masks import
 from attention_conformance.implementations.discovery.norm_gains import norm_gain_as_seen
 from attention_conformance.implementations.discovery.padded_positions import padded_positions_as_seen
 from attention_conformance.implementations.discovery.rows_without_keys import (
-    ADDED,
-    EMPTY,
-    empty_lengths_as_seen,
-    empty_rows_as_seen,
     empty_rows_beside_sinks,
     empty_rows_of_both,
-    empty_rows_of_each_kind,
     empty_rows_of_window,
-    nan_of_length_0_as_seen,
-    without_refused_lengths,
 )
 from attention_conformance.implementations.discovery.shipped.shipped import as_shipped, with_cache
 from attention_conformance.implementations.discovery.shipped.shipped_others import interfaces
 from attention_conformance.implementations.discovery.signatures import signature_of, window_names
 from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
-from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH, promises_nothing
-from attention_conformance.spec.conventions import CausalWithMask, Conventions, EmptyRow
+from attention_conformance.implementations.discovery.vocabulary import FOR_BOTH
+from attention_conformance.spec.conventions import CausalWithMask, Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.optional import optional
 from attention_conformance.spec.premises import NO_PREMISES, Premises
@@ -333,18 +326,7 @@ def _usual_candidate(
     check, windows = with_number_windows(check, names)
     check, one_length = without_refused_windows(check)
     check = check if interface or windows or "causal-alignment" in settings else window_corner_as_seen(check)
-    given = any("row" in key for key in (*settings, *documented))
-    one = options.spelled.get("float_mask") in (None, options.spelled.get("bool_mask"))  # parameter for both
-    if not given and not interface and one and promises_nothing(options.spelled.get("bool_mask", "")):
-        kinds = ((Feature.BOOL_MASK, MASKED), (Feature.FLOAT_MASK, ADDED), (Feature.KEY_PADDING, EMPTY))
-        masked = next((case for feature, case in kinds if feature in check.claims), ADDED)
-        check = empty_rows_as_seen(check, masked)
-    elif not given:  # no name promises what a row without keys gets: the formula itself gives NaN
-        check = empty_rows_of_each_kind(check)
-    if not given and check.claims.conventions.empty_row_padding is EmptyRow.ZEROS:  # nothing else was seen of them
-        check = empty_rows_as_seen(check, EMPTY)
-    check = without_refused_lengths(check) if given else empty_lengths_as_seen(check)
-    check = nan_of_length_0_as_seen(check) if interface and not any("row" in key for key in settings) else check
+    check = empty_rows_of_function(check, options, settings, interface)
     check, always = with_premises(check, premises, as_written(check.function))
     check, cached = lengths_of_cached(check)
     if not interface:

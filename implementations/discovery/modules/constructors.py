@@ -64,7 +64,6 @@ from attention_conformance.spec.problem import Problem
 LOOKS = ((12, 3), (24, 3), (32, 4), (64, 4), (128, 4), (256, 4))
 """Widths and numbers of heads of the instances that are built to look at their parameters: the first not refused."""
 WIDTH, HEADS = LOOKS[0]
-WIDER = LOOKS[3:]
 CONSTRUCTOR_OPTIONS: Mapping[str, Option] = {
     "num_kv_heads": Option(GROUPS, (Feature.GROUPED,)),
     "dropout": Option(
@@ -353,7 +352,7 @@ def looked_at(make: Constructor) -> Iterator[Constructor]:
 
     Where a part of each head is rotated, at the wider ones alone: of a small head it may be no pair, or more than all.
     """
-    looks = (replace(make, look=look) for look in (WIDER if rotates_a_part(make.kind) else LOOKS))
+    looks = (replace(make, look=look) for look in (LOOKS[3:] if rotates_a_part(make.kind) else LOOKS))
     accepted = (each for each in looks if not safe_call(partial(each, each.width, each.heads)).refused)
     yield next(accepted, make)
     yield from accepted
