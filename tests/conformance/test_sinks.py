@@ -79,6 +79,8 @@ CLAUSES = table(
     row(
         "sinks.gradient",
         *(GENTLE_SINK, replace(GENTLE_SINK, mask=MaskKind.BOOL).sized(**SQUARE), GENTLE_SINK.sized(key_length=2)),
+        # Over few rows a half type keeps enough digits of a sum of both signs.
+        GENTLE_SINK.sized(batch=5, query_length=1),
         parts=("gradients",),
     ),
     row(
