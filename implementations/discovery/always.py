@@ -38,6 +38,8 @@ SAME = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 """In half types a row is the same if it differs by a spacing at most: half of the digits would hide a key of many."""
 WIDE, MIDDLE = PLAIN.sized(query_length=160, key_length=160), (40, 44, 51)
 """A case that windows of up to 108 keys before and 39 after the query show in, and the keys that are changed."""
+WIDE_LONGER = WIDE.sized(key_length=160 + FARTHER)
+"""The same with more keys than queries."""
 KEYS = (2, 5, 6)
 """Keys of the plain case that are changed."""
 UNEQUAL_LENGTHS = "unequal-lengths"
@@ -68,6 +70,7 @@ def with_premises(check: ClaimCheck, given: Premises, written: object = None) ->
     claims = replace(check.claims, premises=premises)
     claims = replace(claims, features=claims.features - {Feature.CAUSAL} if premises.causal else claims.features)
     check, notes = _implying(replace(check, claims=claims)), [f"always {', '.join(premises.settings())}"]
+    check = _corner_of_window(check)
     if premises.causal:
         return _causal_with_others(check, notes)
     if premises.rotary_base is None:
@@ -115,6 +118,17 @@ def corner_as_seen(check: ClaimCheck) -> ClaimCheck:
     return replace(check, claims=replace(check.claims, conventions=conventions)).stating(
         f"its causal mask starts {corner}"
     )
+
+
+def _corner_of_window(check: ClaimCheck) -> ClaimCheck:
+    """The check with the corner from which its own window starts, where it is seen to be the last one."""
+    premises, claimed = check.claims.premises, check.claims.conventions
+    sides = (premises.window_left, 0 if premises.causal else premises.window_right)
+    start = claimed.causal_alignment is Alignment.TOP_LEFT and Feature.CROSS in check.claims
+    if premises.window_left is None or not start or window_seen(check, WIDE_LONGER) != sides:
+        return check
+    claims = replace(check.claims, conventions=replace(claimed, causal_alignment=Alignment.BOTTOM_RIGHT))
+    return replace(check, claims=claims).stating(f"its window starts {Alignment.BOTTOM_RIGHT}")
 
 
 def _starts_at_lengths(check: ClaimCheck) -> bool:
@@ -173,14 +187,14 @@ def _reach(check: ClaimCheck, case: Case) -> int | None:
     return next(iter(reaches)) if len(reaches) == 1 else None
 
 
-def window_seen(check: ClaimCheck) -> tuple[int | None, int | None]:
+def window_seen(check: ClaimCheck, case: Case = WIDE) -> tuple[int | None, int | None]:
     """How many keys before and after its own number each query sees; None: no limit is seen, or not the same for all.
 
     What sees a key before it, but not the one at its place, is no window.
     """
-    sides, fitted = set(), fit(WIDE, check.claims)
+    sides, fitted = set(), fit(case, check.claims)
     before = 0 if isinstance(fitted, Unsupported) else fitted.sizes.key_length - fitted.sizes.query_length
-    for key, changed in changes(check, WIDE, at=MIDDLE):
+    for key, changed in changes(check, case, at=MIDDLE):
         seen, own = np.flatnonzero(changed), key - before
         if not len(seen) or not changed[seen[0] : seen[-1] + 1].all() or not changed[own]:
             return None, None

@@ -178,20 +178,28 @@ def gets_nan_in_float64(check: ClaimCheck) -> bool:
 
 
 def empty_rows_of_window(check: ClaimCheck) -> ClaimCheck:
-    """The check with the claim of what a query gets whose window has no key, if that is no row of zeros."""
-    premises, number = check.claims.premises, -1
-    left = premises.window_left
-    if left is None and premises.causal and check.claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT:
-        left, number = 0, 0
-    if left is None:
+    """The check with the claim of what a query gets that its window, or triangle, leaves no key, if no row of zeros."""
+    beyond, number = _beyond(check.claims)
+    if beyond is None:
         return check
-    fitted = fit(PLAIN.sized(query_length=left + 16, key_length=4), check.claims)
-    if isinstance(fitted, Unsupported) or fitted.sizes.query_length <= left + fitted.sizes.key_length:
+    fitted = fit(PLAIN.sized(query_length=beyond + 16, key_length=4), check.claims)
+    if isinstance(fitted, Unsupported) or fitted.sizes.query_length <= beyond + fitted.sizes.key_length:
         return check
     answer = _empty_row(check, fitted, number)
     if answer is None:
         return check
     return _answering(check, answer, "empty-row-causal").stating(f"a query without keys in its window gets {answer}")
+
+
+def _beyond(claims: Claims) -> tuple[int | None, int]:
+    """By how many tokens queries have to outnumber keys so that one is left none, and the number of that one.
+
+    It is the first one where the last query stands at the last key, else the last one; None: there is none.
+    """
+    premises = claims.premises
+    if claims.conventions.causal_alignment is Alignment.BOTTOM_RIGHT:
+        return (0 if premises.causal else premises.window_right), 0
+    return premises.window_left, -1
 
 
 def empty_lengths_as_seen(check: ClaimCheck) -> ClaimCheck:
@@ -317,6 +325,8 @@ def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | N
         return None
     if np.isnan(row).all():
         return EmptyRow.NAN
+    if _is_of_no_values(check, problem, row):
+        return None
     scoring = [name for name in ("w_q", "b_q") if name in problem.parameters] or ["query"]
     unmasked = dict.fromkeys(("attn_mask", "key_padding_mask", "valid_lens"))
     alike = problem.but(**unmasked, causal=False, extension=NOTHING)
@@ -327,6 +337,16 @@ def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | N
     level = rows(check, alike.with_arrays(levelled(alike)))
     seen += [] if level is None else [level[sample, ..., -1, :]]
     return EmptyRow.UNIFORM if any(near(row, each, check.dtype) for each in seen) else None
+
+
+def _is_of_no_values(check: ClaimCheck, problem: Problem, row: Floats) -> bool:
+    """Whether it is what a module answers whose values are zeros: the bias of its output."""
+    zeros = {name: np.zeros_like(problem.parameters[name]) for name in ("w_v", "b_v") if name in problem.parameters}
+    alike = problem.but(attn_mask=None, key_padding_mask=None, valid_lens=None, causal=False, extension=NOTHING)
+    outcome = check.answer(alike.with_arrays(zeros)) if zeros else None
+    if outcome is None or outcome.error:
+        return False
+    return near(row, np.broadcast_to(output_of(outcome)[-1, ..., -1, :], row.shape), check.dtype)
 
 
 def levelled(problem: Problem) -> dict[str, Array]:

@@ -70,6 +70,7 @@ from attention_conformance.implementations.discovery.modules.value_widths import
 from attention_conformance.implementations.discovery.modules.whole_modules import as_built
 from attention_conformance.implementations.discovery.modules.window_options import with_window_option
 from attention_conformance.implementations.discovery.padded_positions import padded_positions_as_seen
+from attention_conformance.implementations.discovery.rows_without_keys import empty_rows_of_window
 from attention_conformance.implementations.discovery.unclaimed import unclaimed, with_notes
 from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.cases import Layout
@@ -112,6 +113,7 @@ def module_candidate(
     published = has_published_interface(kind)
     check, option_notes = _option_claims(plan, published)
     check = check if "padded-positions" in settings else padded_positions_as_seen(check)
+    check = check if any("row" in key for key in settings) else empty_rows_of_window(check)
     check = causal_fill_as_seen(with_value_width(check, plan.make))
     check, twice = without_rows_emptied_twice(check)
     check, empty = without_rows_of_torch(check, plan.make)

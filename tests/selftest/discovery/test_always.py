@@ -197,6 +197,16 @@ def test_what_a_query_beyond_its_window_gets_is_recognised(make: Make) -> None:
     assert np.isnan(made.run(problem, "cpu").output[:, :, -1]).all()
 
 
+AT_THE_END = "def f(q, k, v): return attend(q, k, v, band(q, k, 4 + len(q[0, 0]) - len(k[0, 0]), {right}))[0]"
+
+
+@pytest.mark.parametrize(("right", "wrong"), [("len(k[0, 0]) - len(q[0, 0])", False), ("0", True)])
+def test_a_window_that_starts_at_the_last_key(make: Make, right: str, wrong: bool) -> None:
+    made = make(BANDED + AT_THE_END.format(right=right))
+    assert ("its window starts bottom-right" in made.stated) is not wrong
+    assert bool(failing(made, "cross-attention.lengths")) is wrong
+
+
 CAPPED_MODULE = MODULE.replace("attend(q, k, v, causal=True)[0]", "capped(q, k, v)") + CAPPED.replace(" f(", " capped(")
 
 
