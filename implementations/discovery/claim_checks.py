@@ -112,7 +112,7 @@ class ClaimCheck:
         return outcome if outcome.error else CallOutcome()
 
     def ignores(self, case: Case) -> bool:
-        """Whether it answers with the very numbers of the case without mask, causal flag and scale.
+        """Whether it answers with the very numbers of the case without mask, lengths, causal flag and scale.
 
         Where the case has something beyond the core, it is that which is left out, and not what it presumes.
         """
@@ -120,7 +120,7 @@ class ClaimCheck:
         if isinstance(fitted, Unsupported):
             return False
         problem = build(fitted, self.dtype).forward_only()
-        core = replace(problem, attn_mask=None, key_padding_mask=None, causal=False, scale=None)
+        core = problem.but(attn_mask=None, key_padding_mask=None, valid_lens=None, causal=False, scale=None)
         presumed = next((o.presumed for o in EXTRA_OPTIONS if o.example == case.extension), NOTHING)
         without = core if case.extension == NOTHING else replace(problem, extension=presumed, extras={})
         first, second = self.answer(problem), self.answer(without)

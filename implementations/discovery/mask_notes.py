@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     CAUSAL,
@@ -19,8 +20,14 @@ from attention_conformance.implementations.discovery.documented import documente
 from attention_conformance.implementations.discovery.documented_rows import documented_empty_row
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.modules.module_masks import FORMS, shaped
-from attention_conformance.implementations.discovery.signatures import Options
-from attention_conformance.implementations.discovery.vocabulary import OPTIONS, promises_nothing
+from attention_conformance.implementations.discovery.signatures import HIDING_WORDS, Options, positional, signature_of
+from attention_conformance.implementations.discovery.unclaimed import unclaimed
+from attention_conformance.implementations.discovery.vocabulary import (
+    OPTIONS,
+    OTHER_INPUTS,
+    MaskForm,
+    promises_nothing,
+)
 from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature, Scope
@@ -46,6 +53,9 @@ NOT_AS_STATED = "rows without keys"
 """What has another answer than the one that is documented."""
 PUBLISHED = "attn_mask"
 OF_QUERIES = "it takes one number for each token, (B, L), and changes queries alone"
+OF_ANOTHER = "it belongs to {!r}, which is not given"
+GIVEN = ("keywords", "always", "tables")
+"""What a call of a module gives, by its own names."""
 MEANINGS = {Polarity.MASKED_OUT: "hides a key", Polarity.MAY_ATTEND: "shows a key"}
 
 
@@ -85,15 +95,42 @@ def mask_findings(target: object, options: Options, check: ClaimCheck, given: It
     """What hides keys by its name and is not judged, or not as it is documented; `given` are under other names."""
     others = [name for name in options.other_masks if name not in {*given}]
     found = dict.fromkeys(others, "not judged: the suite knows no mask of that name")
-    unclaimed = (name for name in _names(options) if not _features(options, name) & check.claims.features)
-    found |= {
-        name: f"not judged: {_why(name, options, check)}" for name in unclaimed if not _presumed(options, name, check)
-    }
+    unjudged = (name for name in _names(options) if not _features(options, name) & check.claims.features)
+    why = {n: _why(n, options, check, target) for n in unjudged if not _presumed(options, n, check)}
+    found |= {name: f"not judged: {each}" for name, each in why.items()}
     own, seen = _own(options), check.claims.conventions.bool_mask
     stated = documented_polarity(target, own) if own not in found and masks_as_seen(options, check) else None
     if stated not in (None, seen):
         found[own] = f"judged as it behaves: True {MEANINGS[seen]}, and by its documentation {MEANINGS[stated]}"
     return found | _other_than_documented(target, check)
+
+
+def without_masks_of_others(check: ClaimCheck, target: object) -> tuple[ClaimCheck, list[str]]:
+    """The check without masks and lengths that change nothing, of another input that is never given; notes."""
+    call: Any = check.function
+    notes = []
+    for name in _names(call.options):
+        features = _features(call.options, name) & check.claims.features
+        cases = [shaped(CASES[each], getattr(call, "form", MaskForm.GIVEN)) for each in CASES if each in features]
+        if cases and all(map(check.ignores, cases)) and (owner := _owner(name, check, target)):
+            check, why = check.without(features), f"{name!r} changes nothing, and {OF_ANOTHER.format(owner)}"
+            notes.append(unclaimed(", ".join(sorted(features)), why))
+    return check, notes
+
+
+def _owner(mask: str, check: ClaimCheck, target: Any) -> str:
+    """The optional input to which a mask belongs, as both names begin with its word; empty where it is given."""
+    call: Any = check.function
+    signature = safe_call(lambda: signature_of(getattr(target, "forward", target))).value
+    word = mask.partition("_")[0]
+    if signature is None or word not in OTHER_INPUTS:
+        return ""
+    first = 0 if getattr(call, "keywords", ()) else 1 + getattr(call, "inputs", -1)  # of a module's forward
+    given = {p.name for p in positional(signature)[:first]}
+    given |= {*call.options.always}.union(*(getattr(call, each, ()) for each in GIVEN))
+    words = {p.name: p.name.split("_") for p in signature.parameters.values() if p.default is None}
+    own = (name for name, each in words.items() if each[0] == word and not HIDING_WORDS & {*each})
+    return next((name for name in own if name not in given), "")
 
 
 def _other_than_documented(target: object, check: ClaimCheck) -> dict[str, str]:
@@ -122,7 +159,7 @@ def _presumed(options: Options, name: str, check: ClaimCheck) -> bool:
     return any(check.claims.premises.implies(feature) for feature in _features(options, name))
 
 
-def _why(name: str, options: Options, check: ClaimCheck) -> str:
+def _why(name: str, options: Options, check: ClaimCheck, target: object) -> str:
     """What a mask does that the suite knows no claim for."""
     features = _features(options, name)
     claimed, call = check.claiming(features), check.function
@@ -130,7 +167,10 @@ def _why(name: str, options: Options, check: ClaimCheck) -> str:
     errors = list(_errors(claimed, cases))
     if BOOLEAN & features and all(errors[: len(cases)]) and _hides_others(call, options, check):
         return OF_QUERIES
-    return f"it raises {errors[0]}" if all(errors) else "it acts like no mask that the suite knows"
+    if all(errors):
+        return f"it raises {errors[0]}"
+    owner = _owner(name, check, target)
+    return OF_ANOTHER.format(owner) if owner else "it acts like no mask that the suite knows"
 
 
 def _errors(check: ClaimCheck, cases: Sequence[Case]) -> Iterator[str]:

@@ -49,28 +49,19 @@ MASK_NAMES = (
 """Names of masks that state neither their form nor what True means in them."""
 PADDING_NAMES = ("src_key_padding_mask", "tgt_key_padding_mask", "memory_key_padding_mask")
 """Names of masks of keys in torch's layers of transformers, where there is another mask."""
+OTHER_INPUTS = {
+    *("context", "ctx", "memory", "mem", "encoder", "enc", "encoded", "source", "src", "cond"),
+    *("decoder", "dec", "target", "tgt"),
+}
+"""Words in the names of another input, and of what belongs to it."""
 MASK_WORDS = {
     *("token", "tokens"),
     *("mask", "masks", "attn", "att", "atten", "attention", "self", "cross", "pad", "padding", "padded", "valid"),
-    *(
-        "k",
-        "kv",
-        "key",
-        "keys",
-        "context",
-        "ctx",
-        "memory",
-        "mem",
-        "encoder",
-        "enc",
-        "encoded",
-        "source",
-        "src",
-        "cond",
-    ),
-    *("decoder", "dec", "target", "tgt", "x", "input", "inputs", "seq", "sequence", "node", "atom", "residue", "patch"),
+    *("k", "kv", "key", "keys"),
+    *("x", "input", "inputs", "seq", "sequence", "node", "atom", "residue", "patch"),
     *("causal", "ltor", "sliding", "window", "additive", "extended", "float", "bool", "boolean"),
     *("pair", "pairs", "pairwise", "element", "elements", "item", "items"),
+    *OTHER_INPUTS,
 }
 """Words that other names of such masks consist of."""
 PAIR_WORDS = {"pair", "pairs", "pairwise", "attn", "att", "atten", "attention"}

@@ -34,6 +34,7 @@ from attention_conformance.implementations.discovery.documented import (
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
 from attention_conformance.implementations.discovery.key_masks import with_key_mask
+from attention_conformance.implementations.discovery.mask_notes import without_masks_of_others
 from attention_conformance.implementations.discovery.modules.mask_effects import (
     NUMBERS,
     PADDED,
@@ -320,7 +321,7 @@ def _masks(check: ClaimCheck, form: MaskForm) -> bool:
 def without_ignored(check: ClaimCheck, options: Options, function: object) -> tuple[ClaimCheck, list[str]]:
     """The check without the options that raise or have no effect where only a **kwargs takes them, with notes.
 
-    And without masks of numbers where its documentation has booleans alone.
+    And without masks of numbers where its documentation has booleans alone, and those of inputs that are never given.
     """
     cases = {"bool_mask": MASKED, "float_mask": BIASED, "is_causal": CAUSAL, "scale": replace(PLAIN, scale=0.3)}
     swallowed = sorted(options.swallowed & set(cases))
@@ -338,7 +339,8 @@ def without_ignored(check: ClaimCheck, options: Options, function: object) -> tu
     why = refused_masks(check) | why
     lost = {feature: reason for option, reason in why.items() for feature in OPTIONS[option].features}
     notes = [unclaimed(f, lost[f]) for f in sorted(lost) if f in check.claims]
-    return check.without(set(lost)), notes
+    check, others = without_masks_of_others(check.without(set(lost)), function)
+    return check, [*notes, *others]
 
 
 def _reads_booleans_only(check: ClaimCheck, options: Options) -> bool:

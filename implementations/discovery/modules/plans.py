@@ -32,6 +32,7 @@ from attention_conformance.implementations.discovery.extras import (
     returns_scores,
 )
 from attention_conformance.implementations.discovery.key_masks import with_key_mask
+from attention_conformance.implementations.discovery.mask_notes import without_masks_of_others
 from attention_conformance.implementations.discovery.modules.constructor_names import EXACT
 from attention_conformance.implementations.discovery.modules.constructors import (
     LOOKS,
@@ -243,9 +244,10 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     check = in_self_attention_alone(call, kind, check)
     check, stated = without_unstated(kind, call, check)
     check, swallowed = without_swallowed(call, check, published)
+    check, others = without_masks_of_others(check, kind)
     call, check = with_head_mask(call, check)
     call, check, documented = with_stated_meaning(call, check, kind) if observed else (call, check, "")
-    seen = [*limits.notes, *sizes, *masks, *flags, *seen, *stated, *swallowed]
+    seen = [*limits.notes, *sizes, *masks, *flags, *seen, *stated, *swallowed, *others]
     plain = check.run(PLAIN)
     extras = extras_seen(check, plain, EXTENTS, returns_scores(kind))
     always = replace(NO_PREMISES if variant is None else variant.premises, causal=False, length=length)
