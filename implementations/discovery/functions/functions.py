@@ -174,9 +174,7 @@ def function_candidate(
         made = usual(function)
     except TargetError:
         laid = _laid_out_candidate(name, function, settings, device, premises)
-        keys = chain(other_keys(function), (each(function) for each in (OneKeyHead, TransposedKeys)))
-        of_keys = (_made(name, each, settings, device, premises) for each in keys)
-        laid = laid or next((each for each in of_keys if each is not None and answers_uneven(each, device)), None)
+        laid = laid or _of_other_keys(name, function, settings, device, premises)
         together = (_laid_out_candidate(name, each, settings, device, premises) for each in of_one_input(function))
         laid = laid or next((each for each in together if each is not None), None)
         if laid is None or mixes_samples(laid, device):
@@ -217,6 +215,8 @@ def _shipped_candidate(
         serving = _serving_candidate(name, function, settings, device, premises) if torch else None
         if serving is not None:  # it has these parameters, and needs others
             return serving
+        if torch and (grouped := _of_other_keys(name, function, settings, device, premises)) is not None:
+            return grouped
         if shipped is None or not shipped.flag:
             raise
         made = _usual_candidate(name, shipped.without_log_sum_exp(), settings, device, premises)
@@ -245,6 +245,15 @@ def _serving_candidate(
     if made is None or (other and made.storage.published) or (single and not made.storage.single):
         return None
     return _made(name, made, {**made.settings, **settings}, device, premises)
+
+
+def _of_other_keys(
+    name: str, function: Callable[..., object], settings: Mapping[str, str], device: str, premises: Premises
+) -> Implementation | None:
+    """The same for a function whose keys have other axes than its queries; None where it is none."""
+    ways = chain(other_keys(function), (each(function) for each in (OneKeyHead, TransposedKeys)))
+    several = (_made(name, each, settings, device, premises) for each in ways)
+    return next((each for each in several if each is not None and answers_uneven(each, device)), None)
 
 
 def _laid_out_candidate(
@@ -357,19 +366,9 @@ def _usual_candidate(
     if stated := stated_dtype(signature_of(function)):
         claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
         notes = (*notes, f"judged in {stated}, as its parameter 'dtype' states")
-    notes = (
-        *limits,
-        *one_length,
-        *cached,
-        *always,
-        *ignored_parts(parts(plain), extras),
-        *notes,
-        *options.notes,
-        *ignored,
-        *refuted,
-        *check.stated,
-    )
-    notes = (*(shipped.notes if shipped else ()), *notes)
+    before = [*limits, *one_length, *cached, *always, *ignored_parts(parts(plain), extras)]
+    after = [*options.notes, *ignored, *refuted, *check.stated]
+    notes = (*(shipped.notes if shipped else ()), *before, *notes, *after)
     blocks = {} if shipped else in_small_blocks(check)
     made = implementation_of(name, check, kind, claims, extras, blocks)
     made = with_notes(made, [f"a function of {kind.arrays}", *notes])

@@ -63,7 +63,7 @@ class OneSample:
                 (Lq, H, d_v), (H, Lq, d_v) or (Lq, H * d_v).
         """
         inputs = zip(query, key, value, strict=True)
-        answers = [self._of_one(each, _at(options, at)) for at, each in enumerate(inputs)]
+        answers = [self._of_one(each, at_sample(options, at)) for at, each in enumerate(inputs)]
         if not answers:
             raise ValueError("there is no sample")
         if not isinstance(answers[0], tuple):
@@ -90,7 +90,7 @@ class OneSample:
         return output.reshape((length, heads, width)).swapaxes(0, 1)
 
 
-def _at(options: dict[str, Any], sample: int) -> dict[str, Any]:
+def at_sample(options: dict[str, Any], sample: int) -> dict[str, Any]:
     """What is given with one sample: its own rows, and those of an axis of 1."""
     own = {name: option for name, option in options.items() if _is_of_each(name, option)}
     return {**options, **{name: option[0 if len(option) == 1 else sample] for name, option in own.items()}}

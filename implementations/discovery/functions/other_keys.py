@@ -1,4 +1,7 @@
-"""Functions whose keys have other axes than their queries: one head without an axis, or heads in groups of queries."""
+"""Functions whose keys have other axes than their queries: one head without an axis, or heads in groups of queries.
+
+They may need a scale and logits of sinks, and take one sample.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, product
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.functions.each_sample import EachSample
+from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall, options_of
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.functions.stored_axes import OP, like, permuted
 from attention_conformance.implementations.discovery.probe import HALF, Floats, near, parts_of, wide
-from attention_conformance.implementations.discovery.signatures import signature_of
+from attention_conformance.implementations.discovery.signatures import required, signature_of
+from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES
 
 GROUPS = "BKGLD"
 """Queries by the head of keys that they share: K heads of keys, G queries of each."""
@@ -29,6 +35,9 @@ FORMS = (
     ("LBKGD", "LBKD"),
 )
 """Axes of queries and of keys, where they differ, but for (B, H, L, d) with (B, L, d)."""
+SINKS = "sinks"
+OF_SINKS = ("S", "s")
+"""Names of the logits of sinks that mean others elsewhere."""
 SIZES = {"B": 2, "K": 3, "G": 2, "L": 5, "D": 4}
 """Of a first call."""
 ORDERS = ("BLHD", "BHLD", "LBHD", "BLE", "LBE")
@@ -43,16 +52,23 @@ class OtherKeys:
         function: it.
         query, key: axes in the letters of (B, H, L, D), of heads of keys (K) and of the queries that share one (G).
         output: those of its output.
+        sinks: its own name for the logits of sinks; empty for none.
+        sink_axes: those of these logits, K and G in either order; empty: (H,).
     """
 
     function: Callable[..., Any]
     query: str
     key: str
     output: str = ""
+    sinks: str = ""
+    sink_axes: str = ""
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return signature_of(self.function)
+        own = signature_of(self.function)
+        return own.replace(
+            parameters=[p.replace(name=SINKS) if p.name == self.sinks else p for p in own.parameters.values()]
+        )
 
     @property
     def one_head(self) -> bool:
@@ -62,24 +78,32 @@ class OtherKeys:
     @property
     def about(self) -> str:
         """For a note."""
-        query, key = (", ".join(axes).replace("D", "d") for axes in (self.query, self.key))
+        alone = isinstance(self.function, EachSample)
+        query, key = (", ".join(axes[alone:]).replace("D", "d") for axes in (self.query, self.key))
         heads = "one head for all queries" if self.one_head else "K heads, each for G queries"
-        return f"called with queries ({query}) and keys ({key}): {heads}"
+        sinks = f", and {self.sinks!r} as logits of sinks ({', '.join(self.sink_axes) or 'H,'})" if self.sinks else ""
+        return f"called with queries ({query}) and keys ({key}){' of each sample' * alone}{sinks}: {heads}"
 
-    def __call__(self, query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
-        """The function's answer.
+    def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
+        """The function's answer, in the axes (B, H, L, d).
 
         Raises:
             ValueError: there are more heads of keys than it takes.
         """
         if self.one_head and (key.shape[1] != 1 or value.shape[1] != 1):
             raise ValueError("there is one head of keys and values, and no axis of heads")
-        answer = self.function(
-            self._of_query(query, key.shape[1]), self._of_key(key), self._of_key(value), *others, **options
-        )
+        answer = self.in_own_axes(query, key, value, **options)
         output, *rest = parts_of(answer)
         back = self._back(output, (*query.shape[:3], value.shape[3]), key.shape[1])
         return (back, *rest) if isinstance(answer, tuple | list) else back
+
+    def in_own_axes(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
+        """The function's answer, in its own axes."""
+        heads = key.shape[1]
+        if (sinks := options.pop(SINKS, None)) is not None and self.sink_axes:
+            sinks = permuted(sinks.reshape(_in_groups((1, *sinks.shape), heads)[1:]), "KG", self.sink_axes)
+        given = options if sinks is None else {**options, self.sinks: sinks}
+        return self.function(self._of_query(query, heads), self._of_key(key), self._of_key(value), **given)
 
     def _of_query(self, x: Any, heads: int) -> Any:
         if self.one_head:
@@ -105,8 +129,21 @@ def _in_groups(shape: tuple[int, ...], heads: int) -> tuple[int, ...]:
 
 def other_keys(function: Callable[..., Any]) -> Iterator[OtherKeys]:
     """The ways of these to call it in which samples, and heads of keys, are apart."""
-    for query, key in FORMS:
-        yield from islice(_answering(OtherKeys(function, query, key)), 1)
+    alone = [axes for axes in FORMS if axes[0].startswith("B") and "G" in axes[0]]
+    for called, (query, key) in [*product([function], FORMS), *product([EachSample(function)], alone)]:
+        ways = _with_sinks(OtherKeys(called, query, key))
+        yield from islice(chain.from_iterable(map(_answering, ways)), 1)
+
+
+def _with_sinks(made: OtherKeys) -> Iterator[OtherKeys]:
+    """The ways to give it the logits of sinks that it takes, in the order of its own groups or flat; else as it is."""
+    own = [*made.__signature__.parameters.values()][3:]
+    of_arrays = (p.name for p in own if required(p) or p.default is None)
+    name = next((each for each in of_arrays if KNOWN_NAMES.get(each) == SINKS or each in OF_SINKS), "")
+    if name:
+        axes = "".join(axis for axis in made.query if axis in "KG")
+        yield from (replace(made, sinks=name, sink_axes=each) for each in dict.fromkeys((axes, "")))
+    yield made
 
 
 def _answering(made: OtherKeys) -> Iterator[OtherKeys]:
@@ -115,12 +152,17 @@ def _answering(made: OtherKeys) -> Iterator[OtherKeys]:
     shapes = ((sizes["B"], sizes["H"], sizes["L"], sizes["D"]), (sizes["B"], heads, sizes["L"], sizes["D"]))
     sizes["E"] = sizes["H"] * sizes["D"]
     for query, key in zip(*map(of_each_kind, shapes), strict=True):
-        given = made._of_query(query, heads), made._of_key(key), made._of_key(key)
-        answered = safe_call(partial(made.function, *given)).value
+        answered = safe_call(partial(_called, made, made.in_own_axes, query, key, key)).value
         shape = [*getattr(next(iter(parts_of(answered)), None), "shape", ())]
         fitting = (axes for axes in (made.query, *ORDERS) if shape == [sizes[axis] for axis in axes])
         several = (replace(made, output=axes) for axes in fitting)
         yield from (each for each in several if _keeps_apart(each, query, key))
+
+
+def _called(made: OtherKeys, function: Callable[..., Any], query: Any, key: Any, value: Any) -> Any:
+    """An answer of it, given what it needs, and logits of sinks where it takes them."""
+    sinks = {SINKS: like(np.zeros(query.shape[1], np.float32), query)} if made.sinks else {}
+    return RenamedCall(function, options_of(made.__signature__))(query, key, value, **sinks)
 
 
 def _keeps_apart(made: OtherKeys, query: Any, key: Any) -> bool:
@@ -143,7 +185,7 @@ def _keeps_apart(made: OtherKeys, query: Any, key: Any) -> bool:
 
 
 def _output(made: OtherKeys, query: Any, key: Any, value: Any) -> Floats | None:
-    return safe_call(lambda: wide(parts_of(made(query, key, value))[0])).value
+    return safe_call(lambda: wide(parts_of(_called(made, made, query, key, value))[0])).value
 
 
 def _changed(made: OtherKeys, plain: Floats, query: Any, key: Any, at: Any) -> Any:

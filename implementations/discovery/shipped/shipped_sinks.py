@@ -8,6 +8,7 @@ from typing import Any
 from attention_conformance.implementations.api.contract import Fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.shipped.shipped import Interface, Shipped, first
+from attention_conformance.implementations.discovery.vocabulary import OPTIONS
 from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.optional import optional
@@ -57,6 +58,7 @@ SINKS = Interface(
     sequence_by_sequence,
     {"scale": "sm_scale", "sinks": "S", "window_size": "sliding_window"},
     {"causal-alignment": "bottom-right"},
+    spellings={"softcap": OPTIONS["softcap"].parameters},
     seen_fit=seen_fit,
     lacks=frozenset({Feature.EMPTY_SIZES}),
 )

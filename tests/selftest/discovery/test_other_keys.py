@@ -68,3 +68,51 @@ def test_numbers_are_not_promised_where_a_mask_is_documented_as_boolean(make: Ma
     made = make(text.replace("soft_cap=None):\n", f"soft_cap=None):\n    {words}\n"))
     assert Feature.BOOL_MASK in made.claims
     assert Feature.FLOAT_MASK not in made.claims
+
+
+SINKS = """
+def f({names}, {scale}, sliding_window=0, softcap=0.0):
+    n, sinks = {query}.shape[{tokens}], {sinks}
+    s = torch.einsum("{q},{k}->{s}", {query}, {key}) * {scale}
+    s = softcap * torch.tanh(s / softcap) if softcap > 0 else s
+    behind = torch.arange(n)[:, None] - torch.arange(n)
+    hidden = (behind < 0) | ((behind >= sliding_window) if sliding_window > 0 else behind < 0)
+    column = sinks.expand(*s.shape[:-1], 1)
+    w = torch.cat([s.masked_fill(hidden, -torch.inf), column], -1).softmax(-1)[..., :-1]
+    return torch.einsum("{s},{k}->{q}", w, {value}).flatten({tokens} + 1)
+"""
+SAMPLES = {"q": "bikgd", "k": "bjkd", "s": "bkgij", "tokens": "1"}
+NO_SAMPLES = {"q": "ikgd", "k": "jkd", "s": "kgij", "tokens": "0"}
+CAPITALS = {"names": "Q, K, V, S", "scale": "sm_scale", "query": "Q", "key": "K", "value": "V"}
+SMALL = {"names": "q, k, v, sink_logits", "scale": "scaling", "query": "q", "key": "k", "value": "v"}
+OF_GROUPS_OF_SINKS = {"two axes": "{name}[..., None, None]", "flat": "{name}.view({groups}, 1, 1)"}
+WRONG = {
+    "groups in turn": "{name}.reshape(-1).view(*{groups_of}[::-1], 1, 1).transpose(0, 1)",
+    "capped": "(softcap * torch.tanh({two} / softcap) if softcap > 0 else {two})",
+    "scaled": "({two} * {scale})",
+}
+
+
+def with_sinks(axes: dict[str, str], names: dict[str, str], sinks: str) -> str:
+    name = names["names"].split(", ")[-1]
+    groups_of = f"{names['query']}.shape[-3:-1]"
+    two = f"{name}.reshape(*{groups_of}, 1, 1)"
+    sinks = sinks.format(name=name, groups=f"*{groups_of}", groups_of=groups_of, two=two, scale=names["scale"])
+    return SINKS.format(**axes, **names, sinks=sinks)
+
+
+@pytest.mark.parametrize("axes", [SAMPLES, NO_SAMPLES], ids=["samples", "one sample"])
+@pytest.mark.parametrize("names", [CAPITALS, SMALL], ids=["capitals", "small"])
+@pytest.mark.parametrize("sinks", OF_GROUPS_OF_SINKS.values(), ids=OF_GROUPS_OF_SINKS)
+def test_groups_with_sinks(make: Make, axes: dict[str, str], names: dict[str, str], sinks: str) -> None:
+    made = make(with_sinks(axes, names, sinks))
+    assert {Feature.SINKS, Feature.WINDOW, Feature.SOFTCAP, Feature.GROUPED} <= made.claims.features
+    assert not failing(made, "sinks.*", "window.*", "softcap.*", "grouped.*", "scores.*")
+    assert_conforms(made)
+
+
+@pytest.mark.parametrize("axes", [SAMPLES, NO_SAMPLES], ids=["samples", "one sample"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_sinks_of_groups(make: Make, axes: dict[str, str], wrong: str) -> None:
+    made = make(with_sinks(axes, CAPITALS, WRONG[wrong]))
+    assert failing(made, "sinks.*", "grouped.*", dtype="float64")
