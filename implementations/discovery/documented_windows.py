@@ -13,7 +13,7 @@ ITSELF = (
 )
 ONE_LESS = re.compile(
     rf"(?:-|minus) ?(?:1|one)\b.{{0,40}}\b(?:plus|besides|in addition to|and) {ITSELF}\b"
-    rf"|\b{ITSELF} and (?:the |its )?(?:\w+ )??[\w.]+ ?(?:-|minus) ?(?:1|one)\b"
+    rf"|\b{ITSELF} and (?:to )?(?:the |its )?(?:\w+ )??[\w.]+ ?(?:-|minus) ?(?:1|one)\b"
     rf"|\bno(?:thing)?(?: \w+){{0,2}} (?:besides|but|except|other than) {ITSELF}\b"
     r"|\bwindow ?(?:=+|of) ?(?:1|one) (?:returns? (?:its own |the )?v(?:alues?)?|is (?:itself|the token) alone)\b",
     re.IGNORECASE,

@@ -157,11 +157,16 @@ def padded_see_themselves(check: ClaimCheck) -> bool:
 
 
 def mask_of_keys(
-    check: ClaimCheck, ways: Sequence[ClaimCheck], own: str, right: Callable[[ClaimCheck], bool]
+    check: ClaimCheck,
+    ways: Sequence[ClaimCheck],
+    own: str,
+    right: Callable[[ClaimCheck], bool],
+    of_padding: bool = False,
 ) -> tuple[ClaimCheck, str] | None:
     """The way to give a mask of keys, (B, Lk), in which it is right, or the nearest that raises nothing; and a note.
 
     What takes masks of keys alone is one of keys, and what it hides is judged. None where it is no mask of keys.
+    `of_padding`: whether its documentation states that it is one of padding.
     """
     note = f"its {own!r} mask is one of keys"
     if (way := next(filter(right, ways), None)) is not None:
@@ -169,7 +174,7 @@ def mask_of_keys(
     if not check.run(MASKED).error or any(map(_is_right_for_others, ways)):
         return None
     for way in sorted(ways, key=lambda each: -agreement(each, PADDED)):
-        if effect := _effect(way, own):
+        if effect := _effect(way, of_padding or bool(KEY_WORDS & {*own.lower().split("_")})):
             return way, f"{note}{_given_as(way)}, and {effect}"
     return None
 
@@ -187,10 +192,10 @@ def _given_as(way: ClaimCheck) -> str:
     return per_head + GIVEN_AS[getattr(way.function, "true_as", 0.0)]
 
 
-def _effect(of_keys: ClaimCheck, own: str) -> str:
+def _effect(of_keys: ClaimCheck, promised: bool) -> str:
     """What a wrong mask of keys does; empty where it raises, or puts one vector in the place of some queries alone.
 
-    In float64, where what is added to every score of a row is lost.
+    In float64, where what is added to every score of a row is lost. `promised`: whether it is meant to be one of keys.
     """
     without, hidden = (of_keys.run(case, "float64") for case in (PLAIN, PADDED))
     if without.error or hidden.error:
@@ -201,13 +206,13 @@ def _effect(of_keys: ClaimCheck, own: str) -> str:
         return "changes nothing"
     if not near(changed, np.broadcast_to(changed[:1], changed.shape), "float64"):
         return "hides other keys"
-    return "changes queries alone" if _changes_queries_alone(of_keys, own) else ""
+    return "changes queries alone" if promised and _changes_queries_alone(of_keys) else ""
 
 
-def _changes_queries_alone(of_keys: ClaimCheck, own: str) -> bool:
-    """Whether what is one of keys by its name changes the rows of the tokens that it hides, and no others."""
+def _changes_queries_alone(of_keys: ClaimCheck) -> bool:
+    """Whether it changes the rows of the tokens that it hides, and no others."""
     fitted = fit(PADDED, of_keys.claims)
-    if isinstance(fitted, Unsupported) or not KEY_WORDS & {*own.lower().split("_")}:
+    if isinstance(fitted, Unsupported):
         return False
     without, hidden = (output_of(of_keys.run(case, "float64")) for case in (PLAIN, PADDED))
     left: Booleans = np.asarray(build(fitted, of_keys.dtype).key_padding_mask)

@@ -19,7 +19,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     near_outputs,
     output_of,
 )
-from attention_conformance.implementations.discovery.documented import states_masks_of_samples
+from attention_conformance.implementations.discovery.documented import states_masks_of_samples, states_padding
 from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
 from attention_conformance.implementations.discovery.modules.context_masks import (
     of_context_alone,
@@ -117,7 +117,7 @@ def with_mask_form(
         return other
     if (stated := _stated_of_samples(call, check, kind, tried)) is not None:
         return stated, check, []
-    if observed and not _states_polarity(call) and (of_keys := _of_keys(call, check, tried)):
+    if observed and not _states_polarity(call) and (of_keys := _of_keys(call, check, kind, tried)):
         return of_keys
     for each in tried if "bool_mask" in spelled else ():
         if hides_keys(replace(check, function=each), shaped(BY_KEY, each.form)):
@@ -178,7 +178,7 @@ def _other_kind(
 
 
 def _of_keys(
-    call: ModuleCall, check: ClaimCheck, tried: list[ModuleCall]
+    call: ModuleCall, check: ClaimCheck, kind: object, tried: list[ModuleCall]
 ) -> tuple[ModuleCall, ClaimCheck, list[str]] | None:
     """A mask of keys, (B, Lk), under the only name for masks; None where it is none."""
     if not {"bool_mask", "float_mask"} <= set(call.options.spelled):
@@ -189,7 +189,9 @@ def _of_keys(
     kinds = [replace(each, options=padding) for each in {each.polarity: each for each in reversed(tried)}.values()]
     calls = [replace(each, true_as=number) for number, each in product(NUMBERS, reversed(kinds))]
     ways = [replace(check, function=each, claims=claims) for each in calls]
-    found = mask_of_keys(check, ways, own, lambda way: has_effect(way, PADDED) or hides_queries(way))
+    found = mask_of_keys(
+        check, ways, own, lambda way: has_effect(way, PADDED) or hides_queries(way), states_padding(kind, own)
+    )
     if found is None:
         return None
     seen = _with_bias(found[0])

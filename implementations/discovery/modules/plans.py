@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from attention_conformance.implementations.adapters.as_built import Call
 from attention_conformance.implementations.adapters.torch_module import TorchModule
 from attention_conformance.implementations.api.contract import Claims
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always import with_premises
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
@@ -25,6 +27,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     extras_seen,
     parts,
 )
+from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.documented_windows import states_own_counted
 from attention_conformance.implementations.discovery.extras import (
     Extra,
@@ -82,6 +85,8 @@ from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.premises import NO_PREMISES, Premises
 
 ALWAYS = EVERYWHERE | {Feature.PROJECTIONS}
+OF_WINDOWS = ("sliding_window", "window_size", "window", "attention_window")
+"""Names of a window in an object of settings."""
 BY_PARAMETER = {"b_q": Feature.BIAS, "w_o": Feature.OUTPUT_PROJECTION, "b_o": Feature.OUTPUT_BIAS}
 """What a parameter claims that the module has."""
 
@@ -256,8 +261,11 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
 
 
 def _windows(module: nn.Module) -> list[int]:
-    """The numbers of tokens that a module keeps by the name of a window."""
-    kept = ((name, value) for part in module.modules() for name, value in vars(part).items())
+    """The numbers of tokens that a module keeps by the name of a window, or reads from settings that it keeps."""
+    kept = [(name, value) for part in module.modules() for name, value in vars(part).items()]
+    read = [f"{name}.{word}" for name, _ in kept for word in OF_WINDOWS]
+    text = code_of(type(module))
+    kept += [(each, safe_call(partial(attrgetter(each), module)).value) for each in read if f"self.{each}" in text]
     return [value for name, value in kept if "window" in words_of(name) and type(value) is int and value > 0]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from attention_conformance.spec.conventions import EmptyRow, Polarity
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
 
 MASKED = """
 class f(nn.Module):
@@ -49,6 +49,19 @@ def test_one_that_puts_zeros_in_the_place_of_queries_is_a_finding(make: Make) ->
     assert Feature.KEY_PADDING not in made.claims
     assert made.findings["mask"] == "not judged: it takes one number for each token, (B, L), and changes queries alone"
     assert_conforms(made)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "accused"), [("mask[:, None, :, None] == 0", True), ("mask[:, None, None] == 0", False)]
+)
+def test_one_of_padding_by_its_documentation_hides_keys(make: Make, hidden: str, accused: bool) -> None:
+    text = MASKED.format(name="mask", hidden=hidden)
+    documented = text.replace(
+        "class f(nn.Module):", 'class f(nn.Module):\n    """mask: (B, L), 1 for tokens, 0 for padding."""'
+    )
+    made = make(documented)
+    assert Feature.KEY_PADDING in made.claims
+    assert bool(failing(made, "masks.key-padding", dtype="float64")) is accused
 
 
 @pytest.mark.parametrize(

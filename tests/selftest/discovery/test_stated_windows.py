@@ -42,6 +42,20 @@ def test_documentation_states_whether_a_window_counts_the_own_key(
     assert bool(failing(make(WINDOW.format(stated=stated, limit=limit)), "scores.*", "softmax.*")) is wrong
 
 
+SETTINGS = WINDOW.replace("num_heads, sliding_window=4", "num_heads, args=None").replace(
+    "self.h, self.sliding_window = num_heads, sliding_window",
+    "self.h, self.args = num_heads, types.SimpleNamespace(sliding_window=4)",
+)
+OF_SETTINGS = "import types\n" + SETTINGS.replace("{limit} self.sliding_window", "{limit} self.args.sliding_window")
+TO_ITSELF = "A token attends to itself and to the `sliding_window - 1` tokens before it."
+
+
+@pytest.mark.parametrize(("limit", "wrong"), [("<", False), ("<=", True)])
+def test_the_number_may_be_one_of_an_object_of_settings(make: Make, limit: str, wrong: bool) -> None:
+    made = make(OF_SETTINGS.format(stated=TO_ITSELF, limit=limit))
+    assert bool(failing(made, "scores.*", "softmax.*")) is wrong
+
+
 NUMBER = """
 def f(q, k, v, window):
     \"\"\"{stated}\"\"\"
