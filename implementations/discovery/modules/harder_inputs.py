@@ -43,13 +43,17 @@ class Hiding:
 
     Attributes:
         axes: of a mask, 1 where all are alike; None: by the padding.
+        middle: whether one token amid the others is hidden, and not the last ones.
     """
 
     axes: tuple[int, ...] | None = None
+    middle: bool = False
 
     def visible(self, problem: Problem) -> Array:
         """(B, L), True = may be seen: all but two of the first sample, and all but one of the others."""
         tokens = np.arange(problem.query.shape[1])
+        if self.middle:
+            return np.broadcast_to(tokens != len(tokens) // 2, problem.query.shape[:2])
         of_samples = self.axes is None or (len(self.axes) == 4 and self.axes[0] > 1)
         hidden = np.where(np.arange(len(problem.query)) == 0, 2, 1) if of_samples else [2]
         return np.broadcast_to(tokens < len(tokens) - np.array(hidden)[:, None], problem.query.shape[:2])

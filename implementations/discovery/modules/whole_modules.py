@@ -160,7 +160,9 @@ def _harder(run: AsBuilt, module: nn.Module, check: ClaimCheck, sized: bool) -> 
     long = next((each for each in attempts if _answers(each, check, lengthened)), None)
     found |= {} if long is None else {f"in a sequence of {TOKENS} tokens": long}
     if (hidden := hiding(check.claims)) is not None and run.prefixes and not mixes_tokens(module):
-        found |= _answered({"where a mask hides the last tokens": OthersHidden(run, hidden)}, check)
+        ends, middle = OthersHidden(run, hidden), OthersHidden(run, replace(hidden, middle=True))
+        places = {"where a mask hides the last tokens": ends, "where a mask hides a token amid others": middle}
+        found |= _answered(places, check)
     return found
 
 
