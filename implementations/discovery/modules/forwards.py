@@ -212,8 +212,8 @@ class ModuleCall:
         if self.resets:
             call = partial(emptied, getattr(module, self.resets), call)
         if self.each_sample:
-            call = partial(each_sample_alone, module, positional, options, len(inputs[0]))
-        if self.tap:
+            call = partial(each_sample_alone, module, positional, options, len(inputs[0]), self.tap)
+        elif self.tap:
             call = partial(tapped, module, self.tap, call)
         if self.alone:
             call = partial(alone_output, call)
