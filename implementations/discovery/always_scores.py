@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -100,16 +100,18 @@ def _sloped(
     if is_usual(slopes) or begins_interleaved(slopes):
         return check, replace(premises, alibi=True, interleaved=begins_interleaved(slopes))
     shown = ", ".join(f"{slope:.3g}" for slope in slopes)
-    if is_reordered(slopes) or not states_alibi(written) or _is_usual_at_some(check, premises, width):
+    usual = _usual_at_powers(check, premises, width)
+    falling = all(later < earlier for earlier, later in pairwise(slopes))  # equal ones are those of one head for each
+    if is_reordered(slopes) or not states_alibi(written) or usual is None or not (usual or falling):
         raise TargetError(ALIBI_INSIDE.format(shown))
     return check.stating(MISTAKEN.format(shown)), replace(premises, alibi=True, interleaved=True)
 
 
-def _is_usual_at_some(check: ClaimCheck, premises: Premises, width: int) -> bool:
-    """Whether for some powers of two of heads its slopes are those of ALiBi, and for others not: a rule of its own."""
+def _usual_at_powers(check: ClaimCheck, premises: Premises, width: int) -> bool | None:
+    """Whether for powers of two of heads its slopes are those of ALiBi; None where they are for some: its own rule."""
     seen = [safe_call(partial(_seen_at, check, premises, width, PEAKED.score_std, heads=n)).value for n in POWERS]
     usual = {scores is not None and is_usual(scores.slopes()) for scores in seen}
-    return len(usual) > 1
+    return usual.pop() if len(usual) == 1 else None
 
 
 def _with_own_angles(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck, Premises] | None:

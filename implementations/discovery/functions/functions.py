@@ -91,6 +91,7 @@ from attention_conformance.implementations.discovery.functions.table_forms impor
 from attention_conformance.implementations.discovery.functions.three_axes import refuses_masks, with_three_alone
 from attention_conformance.implementations.discovery.functions.unknown_options import unknown_options
 from attention_conformance.implementations.discovery.functions.unnamed_function_masks import (
+    with_bias_as_seen,
     with_mask_as_seen,
     with_pairs_as_seen,
 )
@@ -325,6 +326,7 @@ def _usual_candidate(
     published_flag = options.spelled.get("is_causal") == PUBLISHED_FLAG
     check, flag = (check, []) if interface or published_flag else without_refused_flag(check)
     check, ignored = without_ignored(check, options, function)
+    check = check if interface else with_bias_as_seen(check, kind)
     check, lengths = lengths_as_seen(check)
     ignored = [*masks, *flag, *lengths, *ignored]
     free = chooses_corner(whole)

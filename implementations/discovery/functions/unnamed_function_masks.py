@@ -1,4 +1,4 @@
-"""Masks of functions under names that say nothing of masks: keys that they hide change no answer."""
+"""Masks and biases of functions under names that say nothing of them: keys that they hide change no answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from attention_conformance.implementations.discovery.claim_checks import MASKED, ClaimCheck
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.functions.function_masks import (
+    BIAS_FORMS,
     FORMS,
     hides_padding,
     in_form,
@@ -16,6 +17,7 @@ from attention_conformance.implementations.discovery.functions.function_masks im
 )
 from attention_conformance.implementations.discovery.modules.mask_effects import has_effect
 from attention_conformance.implementations.discovery.modules.module_masks import shaped
+from attention_conformance.implementations.discovery.rows_without_keys import ADDED
 from attention_conformance.implementations.discovery.signatures import Options, signature_of
 from attention_conformance.implementations.discovery.vocabulary import HIDING, KNOWN_NAMES
 from attention_conformance.spec.conventions import Polarity
@@ -51,6 +53,29 @@ def with_pairs_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
         if has_effect(formed, shaped(MASKED, form)) and hides_padding(formed):
             return formed
     return check
+
+
+def with_bias_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
+    """The check with the first parameter whose numbers act as added to the scores, where no known one is claimed to."""
+    call = check.function
+    assert isinstance(call, RenamedCall)
+    if Feature.FLOAT_MASK in check.claims:
+        return check
+    added = ((name, _added_by(check, call, name, kind)) for name in _unknown(call))
+    name, found = next(((name, each) for name, each in added if each is not None), ("", None))
+    return check if found is None else found.stating(f"numbers are added as its {name!r}")
+
+
+def _added_by(check: ClaimCheck, call: RenamedCall, name: str, kind: ArrayKind) -> ClaimCheck | None:
+    """The check of the function with this parameter for added numbers, in the first form in which they act so."""
+    spelled, defaults = {**call.options.spelled, "float_mask": name}, {**call.options.defaults, name: None}
+    options = replace(call.options, spelled=spelled, defaults=defaults)
+    claiming, polarity = check.claiming({Feature.FLOAT_MASK}), check.claims.conventions.bool_mask
+    for form in BIAS_FORMS:
+        made = in_form(claiming, kind, replace(call, options=options, bias_form=form), polarity)
+        if has_effect(made, shaped(ADDED, form)):
+            return made
+    return None
 
 
 def _unknown(call: RenamedCall) -> list[str]:

@@ -98,3 +98,26 @@ def test_a_bias_next_to_a_published_mask_has_one_too(make: Make, slip: str, wron
     made = make(PUBLISHED.format(slip=slip))
     assert Feature.FLOAT_MASK in made.claims
     assert bool(failing(made, *CLAUSES, dtype="float64")) is wrong
+
+
+UNNAMED = '''
+def f(q, k, v, mask=None, {name}=None):
+    """mask: boolean, True = may attend."""
+    s = (q @ k.mT{early}) if {name} is None else (q @ k.mT{early} + {name}{axes})
+    s = s{late}
+    if mask is not None:
+        s = s.masked_fill(~mask, -torch.inf)
+    return s.softmax(-1) @ v
+'''
+SCALE = " * q.shape[-1] ** -0.5"
+
+
+@pytest.mark.parametrize(("name", "axes"), [("rel_bias", "[None]"), ("position_scores", "")])
+@pytest.mark.parametrize(("early", "late", "wrong"), [(SCALE, "", False), ("", SCALE, True)])
+def test_numbers_of_any_name_are_known_by_their_effect(
+    make: Make, name: str, axes: str, early: str, late: str, wrong: bool
+) -> None:
+    made = make(UNNAMED.format(name=name, axes=axes, early=early, late=late))
+    assert Feature.FLOAT_MASK in made.claims
+    assert name not in made.findings
+    assert bool(failing(made, "masks.float", dtype="float64")) is wrong

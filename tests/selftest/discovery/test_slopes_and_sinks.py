@@ -16,6 +16,7 @@ def f(q, k, v):
 '''
 ALIBI = "Causal attention with linear biases (ALiBi)."
 USUAL, FROM_ONE, OF_EIGHT = "2 ** (-8 * (h + 1) / heads)", "2 ** (-8 * h / heads)", "2.0 ** -(h + 1)"
+OF_ONE = "2.0 ** -8"
 WITH_SINKS = '''
 def f(q, k, v, sinks, sliding_window=None):
     """Causal attention with a sink for each head, a key without a value. q, k, v: (B, H, L, D), queries the last."""
@@ -36,9 +37,9 @@ def test_slopes_that_begin_with_one_are_none_of_alibi(make: Make) -> None:
     assert "scores.dot-product" in failing(made, "scores.*", dtype="float64")
 
 
-@pytest.mark.parametrize(("words", "slope"), [("Attention.", FROM_ONE), (ALIBI, OF_EIGHT)])
+@pytest.mark.parametrize(("words", "slope"), [("Attention.", FROM_ONE), (ALIBI, OF_EIGHT), (ALIBI, OF_ONE)])
 def test_slopes_of_a_rule_of_its_own_are_not_judged(make: Make, words: str, slope: str) -> None:
-    """Not as ALiBi's, which nothing states or which they are for 8 heads, nor by single queries, which they leave."""
+    """Not as ALiBi's, which nothing states or which they are for 8 heads or for one, nor by single queries."""
     with pytest.raises(TargetError, match="slopes"):
         make(BIASED.format(words=words, slope=slope))
 
