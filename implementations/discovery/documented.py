@@ -232,11 +232,6 @@ def _polarity(match: re.Match[str]) -> Polarity:
     return Polarity.MAY_ATTEND if (shows != negated) != of_false else Polarity.MASKED_OUT
 
 
-def states_padding(target: object, name: str) -> bool:
-    """Whether its documentation states that a mask is one of padding."""
-    return any(re.search(r"\bpad", part, re.IGNORECASE) for part in said_of(target, name))
-
-
 def said_of(target: object, name: str) -> list[str]:
     """The paragraphs of its documentation and comments that name the mask: a line with those that go on with it."""
     documents = documents_of(target)

@@ -10,6 +10,7 @@ from attention_conformance.implementations.discovery.documented import (
     documents_of,
     paragraphs_of,
     polarities_of,
+    said_of,
 )
 from attention_conformance.spec.conventions import Polarity
 
@@ -79,6 +80,11 @@ OF_AXES = re.compile(
     re.IGNORECASE,
 )
 """What stands before a number that is no value of a mask."""
+
+
+def states_padding(target: object, name: str) -> bool:
+    """Whether its documentation states that a mask is one of padding."""
+    return any(re.search(r"\bpad", part, re.IGNORECASE) for part in said_of(target, name))
 
 
 def unmistakable_polarity(target: object, name: str) -> Polarity | None:

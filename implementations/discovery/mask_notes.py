@@ -110,9 +110,11 @@ def without_masks_of_others(check: ClaimCheck, target: object) -> tuple[ClaimChe
     call: Any = check.function
     notes = []
     for name in _names(call.options):
+        if not (owner := _owner(name, check, target)):
+            continue
         features = _features(call.options, name) & check.claims.features
         cases = [shaped(CASES[each], getattr(call, "form", MaskForm.GIVEN)) for each in CASES if each in features]
-        if cases and all(map(check.ignores, cases)) and (owner := _owner(name, check, target)):
+        if cases and all(map(check.ignores, cases)):
             check, why = check.without(features), f"{name!r} changes nothing, and {OF_ANOTHER.format(owner)}"
             notes.append(unclaimed(", ".join(sorted(features)), why))
     return check, notes

@@ -35,7 +35,6 @@ from attention_conformance.implementations.discovery.functions.block_sizes impor
 from attention_conformance.implementations.discovery.functions.bucket_tables import with_bucket_table
 from attention_conformance.implementations.discovery.functions.cache_names import lengths_of_cached
 from attention_conformance.implementations.discovery.functions.dropout_forms import with_dropout_form
-from attention_conformance.implementations.discovery.functions.empty_rows import empty_rows_of_function
 from attention_conformance.implementations.discovery.functions.fewer_mask_axes import with_mask_axes
 from attention_conformance.implementations.discovery.functions.function_calls import (
     JAX,
@@ -81,6 +80,7 @@ from attention_conformance.implementations.discovery.functions.own_lengths impor
 from attention_conformance.implementations.discovery.functions.own_slopes import without_own_slopes
 from attention_conformance.implementations.discovery.functions.prefix_keys import SETTINGS as PREFIXED
 from attention_conformance.implementations.discovery.functions.prefix_keys import PrefixKeys, with_prefix_keys
+from attention_conformance.implementations.discovery.functions.rows_of_functions import empty_rows_of_function
 from attention_conformance.implementations.discovery.functions.segments_from_one import with_segments_from_one
 from attention_conformance.implementations.discovery.functions.served import Served
 from attention_conformance.implementations.discovery.functions.several_needed import unjudged, with_what_is_needed

@@ -19,7 +19,8 @@ from attention_conformance.implementations.discovery.claim_checks import (
     near_outputs,
     output_of,
 )
-from attention_conformance.implementations.discovery.documented import states_masks_of_samples, states_padding
+from attention_conformance.implementations.discovery.documented import states_masks_of_samples
+from attention_conformance.implementations.discovery.documented_masks import states_padding
 from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
 from attention_conformance.implementations.discovery.modules.context_masks import (
     of_context_alone,
