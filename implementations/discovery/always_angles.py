@@ -49,7 +49,7 @@ class Angles:
         return base if np.abs(usual - self.turns).max() < HALF else None
 
     @property
-    def stated_base(self) -> float | None:
+    def meant_base(self) -> float | None:
         """The base; the usual one where these are the first angles of a whole head, by a mistake in the exponent."""
         if self.base is None or self.dim == self.width:
             return self.base

@@ -128,9 +128,9 @@ def _with_own_angles(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck,
     dims = {each.dim if each.dim < each.width else None for each in found}
     if len(dims) > 1 and len({each.dim / each.width for each in found}) == 1:
         narrowest = min(found, key=lambda each: each.width)
-        check, dims = of_one_width(check, narrowest), {narrowest.dim}
-    bases = {each.stated_base for each in found if abs(each.factor - 1.0) < HALF}
-    (dim, *others), base = dims, found[0].stated_base
+        check, dims = _of_one_width(check, narrowest), {narrowest.dim}
+    bases = {each.meant_base for each in found if abs(each.factor - 1.0) < HALF}
+    (dim, *others), base = dims, found[0].meant_base
     if others or bases != {base} or base is None or len(found) < 2:
         raise TargetError(f"it rotates queries and keys by angles of its own: let it take them as tables, {ADAPTER}")
     conventions = replace(check.claims.conventions, rotary_pairing=found[0].pairing)
@@ -138,7 +138,7 @@ def _with_own_angles(check: ClaimCheck, premises: Premises) -> tuple[ClaimCheck,
     return replace(check, claims=replace(check.claims, conventions=conventions)), always
 
 
-def of_one_width(check: ClaimCheck, seen: Angles) -> ClaimCheck:
+def _of_one_width(check: ClaimCheck, seen: Angles) -> ClaimCheck:
     """The check with heads of the width at which so many components were seen to be rotated, of others a like share."""
     claims = replace(check.claims, fit=partial(fit_width, check.claims.fit, seen.width))
     return replace(check, claims=claims).stating(f"judged with heads of {seen.width}: a share of each is rotated")

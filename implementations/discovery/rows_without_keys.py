@@ -144,7 +144,7 @@ def empty_rows_of_both(check: ClaimCheck) -> ClaimCheck:
     return check
 
 
-def empty_rows_beside_sinks(check: ClaimCheck) -> ClaimCheck:
+def empty_rows_with_sinks(check: ClaimCheck) -> ClaimCheck:
     """The check without rows that have a sink and no key, where they get NaN.
 
     What multiplies an answer without the sink by the part that the keys have of the sum gives that; rows of zeros are
@@ -154,11 +154,11 @@ def empty_rows_beside_sinks(check: ClaimCheck) -> ClaimCheck:
     fitted = ((fit(case.extended(sinks=True), check.claims), row) for case, row in several)
     if not any(isinstance(each, Case) and _empty_row(check, each, row) is EmptyRow.NAN for each, row in fitted):
         return check
-    claims = replace(check.claims, fit=partial(fit_keys_beside_sinks, check.claims.fit))
+    claims = replace(check.claims, fit=partial(fit_keys_with_sinks, check.claims.fit))
     return replace(check, claims=claims).stating("a row with a sink and no key gets nan, and is not judged")
 
 
-def fit_keys_beside_sinks(fit: Fit, case: Case) -> Case | Unsupported:
+def fit_keys_with_sinks(fit: Fit, case: Case) -> Case | Unsupported:
     """The fit of one that gives rows without keys NaN, a sink or not."""
     if not case.extension.sinks:
         return fit(case)

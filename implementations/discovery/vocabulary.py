@@ -103,8 +103,8 @@ there; a bias alone takes no boolean mask.
 KNOWN_NAMES: Mapping[str, str] = {name: option for option, entry in OPTIONS.items() for name in entry.parameters}
 """Every known parameter name, and an option that it takes."""
 
-HIDING = {"bool_mask", "key_padding_mask"}
-"""Options that are masks which hide keys."""
+BOOLEAN_MASKS = {"bool_mask", "key_padding_mask"}
+"""Options that hide keys by a boolean mask."""
 
 
 def unfelt(name: str, heads: int) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attention_conformance.implementations.discovery.functions.one_sample import at_sample, stacked
+from attention_conformance.implementations.discovery.functions.one_sample import of_each_sample
 from attention_conformance.implementations.discovery.signatures import signature_of
 
 
@@ -31,10 +31,4 @@ class EachSample:
         Raises:
             ValueError: there is no sample.
         """
-        inputs = zip(query, key, value, strict=True)
-        answers = [self.function(*each, **at_sample(options, at)) for at, each in enumerate(inputs)]
-        if not answers:
-            raise ValueError("there is no sample")
-        if not isinstance(answers[0], tuple):
-            return stacked(answers)
-        return tuple(stacked(list(parts)) for parts in zip(*answers, strict=True))
+        return of_each_sample(self.function, (query, key, value), options)

@@ -106,9 +106,9 @@ from attention_conformance.implementations.discovery.modules.module_masks import
 from attention_conformance.implementations.discovery.norm_gains import norm_gain_as_seen
 from attention_conformance.implementations.discovery.padded_positions import padded_positions_as_seen
 from attention_conformance.implementations.discovery.rows_without_keys import (
-    empty_rows_beside_sinks,
     empty_rows_of_both,
     empty_rows_of_window,
+    empty_rows_with_sinks,
 )
 from attention_conformance.implementations.discovery.shipped.shipped import as_shipped, with_cache
 from attention_conformance.implementations.discovery.shipped.shipped_others import interfaces
@@ -347,7 +347,7 @@ def _usual_candidate(
     published = {PUBLISHED_FLAG, "attn_mask"} & {*options.spelled.values()}
     check, broken = (check, {}) if promised or interface else without_broken_lengths(check)
     if not any("row" in key for key in settings):
-        check = empty_rows_beside_sinks(empty_rows_of_both(empty_rows_of_window(check)))
+        check = empty_rows_with_sinks(empty_rows_of_both(empty_rows_of_window(check)))
     check = check if interface else causal_fill_as_seen(check)
     check, tables = with_table_form(check, options.spelled, settings)
     known = {Feature.GROUPED} if one_key_head else {Feature.WINDOW} if {*names} - windows.keys() else set()

@@ -62,15 +62,9 @@ class OneSample:
             ValueError: there is no sample, an answer is a tuple of one, or an output has another shape than
                 (Lq, H, d_v), (H, Lq, d_v) or (Lq, H * d_v).
         """
-        inputs = zip(query, key, value, strict=True)
-        answers = [self._of_one(each, at_sample(options, at)) for at, each in enumerate(inputs)]
-        if not answers:
-            raise ValueError("there is no sample")
-        if not isinstance(answers[0], tuple):
-            return stacked(answers)
-        return tuple(stacked(list(parts)) for parts in zip(*answers, strict=True))
+        return of_each_sample(self._of_one, (query, key, value), options)
 
-    def _of_one(self, inputs: tuple[Any, Any, Any], options: dict[str, Any]) -> Any:
+    def _of_one(self, *inputs: Any, **options: Any) -> Any:
         given = inputs if self.heads_first else tuple(x.swapaxes(0, 1) for x in inputs)
         answer = self.function(*given, **options)
         output, *others = parts_of(answer)
@@ -90,7 +84,21 @@ class OneSample:
         return output.reshape((length, heads, width)).swapaxes(0, 1)
 
 
-def at_sample(options: dict[str, Any], sample: int) -> dict[str, Any]:
+def of_each_sample(answer: Callable[..., Any], inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """The answers to one sample after the other, stacked; of tuples, each part.
+
+    Raises:
+        ValueError: there is no sample.
+    """
+    answers = [answer(*each, **_at(options, at)) for at, each in enumerate(zip(*inputs, strict=True))]
+    if not answers:
+        raise ValueError("there is no sample")
+    if not isinstance(answers[0], tuple):
+        return stacked(answers)
+    return tuple(stacked(list(parts)) for parts in zip(*answers, strict=True))
+
+
+def _at(options: dict[str, Any], sample: int) -> dict[str, Any]:
     """What is given with one sample: its own rows, and those of an axis of 1."""
     own = {name: option for name, option in options.items() if _is_of_each(name, option)}
     return {**options, **{name: option[0 if len(option) == 1 else sample] for name, option in own.items()}}

@@ -19,7 +19,7 @@ from attention_conformance.implementations.discovery.modules.mask_effects import
 from attention_conformance.implementations.discovery.modules.module_masks import shaped
 from attention_conformance.implementations.discovery.rows_without_keys import ADDED
 from attention_conformance.implementations.discovery.signatures import Options, signature_of
-from attention_conformance.implementations.discovery.vocabulary import HIDING, KNOWN_NAMES
+from attention_conformance.implementations.discovery.vocabulary import BOOLEAN_MASKS, KNOWN_NAMES
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 
@@ -31,7 +31,7 @@ def with_mask_as_seen(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, b
     """
     call = check.function
     assert isinstance(call, RenamedCall)
-    if HIDING & call.options.spelled.keys():
+    if BOOLEAN_MASKS & call.options.spelled.keys():
         return check, False
     tried = (_masked_by(check, call, name) for name in _unknown(call))
     found = next((each for each in tried if _hides(each, kind)), None)

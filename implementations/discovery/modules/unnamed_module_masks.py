@@ -11,7 +11,7 @@ from attention_conformance.implementations.discovery.modules.mask_effects import
 from attention_conformance.implementations.discovery.modules.module_masks import shaped, with_mask_form
 from attention_conformance.implementations.discovery.modules.neutrals import POSITION_WORDS
 from attention_conformance.implementations.discovery.signatures import role
-from attention_conformance.implementations.discovery.vocabulary import HIDING, words_of
+from attention_conformance.implementations.discovery.vocabulary import BOOLEAN_MASKS, words_of
 from attention_conformance.spec.features import Feature
 
 OF_MASKS = {"bool_mask": {Feature.BOOL_MASK}, "float_mask": {Feature.FLOAT_MASK, Feature.MASK_GRADIENT}}
@@ -22,7 +22,7 @@ def with_unnamed_mask(call: ModuleCall, check: ClaimCheck, kind: object) -> tupl
 
     Looked at are those that are None by default, and have unknown names.
     """
-    if HIDING & call.options.spelled.keys():
+    if BOOLEAN_MASKS & call.options.spelled.keys():
         return call, check
     for name in never_given(kind, call):
         if role(name) or words_of(name) & POSITION_WORDS:

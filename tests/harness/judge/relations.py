@@ -88,7 +88,7 @@ def in_line(problem: Problem, size: float, tall: float = 1.0) -> Problem:
     along = query * (LITTLE * query.shape[-1] ** 0.5 / np.square(query).sum(-1, keepdims=True))
 
     def keys(array: Array) -> Array:
-        side, across = (_of_heads(rows, array) for rows in (along, _turned(along)))
+        side, across = (_of_heads(rows, array) for rows in (along, _across(along)))
         return np.asarray(sides * (np.where(tallest, tall, 1.0) * side + np.where(tallest, tall, tall / 2) * across))
 
     def first(array: Array) -> Array:
@@ -103,11 +103,11 @@ def in_line(problem: Problem, size: float, tall: float = 1.0) -> Problem:
     )
 
 
-def _turned(rows: Array) -> Array:
+def _across(rows: Array) -> Array:
     """Rows as long as these and at right angles to them; the last of an odd number of channels is 0."""
-    turned, pairs = np.zeros_like(rows), rows.shape[-1] // 2 * 2
-    turned[..., 0:pairs:2], turned[..., 1:pairs:2] = -rows[..., 1:pairs:2], rows[..., 0:pairs:2]
-    return turned
+    across, pairs = np.zeros_like(rows), rows.shape[-1] // 2 * 2
+    across[..., 0:pairs:2], across[..., 1:pairs:2] = -rows[..., 1:pairs:2], rows[..., 0:pairs:2]
+    return across
 
 
 def _of_heads(rows: Array, array: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Parts of unknown equations next to a mask: what a hidden token, amid others, asks for is nothing that others get."""
+"""Parts of unknown equations next to a mask: the query of a token that is hidden amid others changes no other row."""
 
 import pytest
 
@@ -15,10 +15,10 @@ class f(nn.Module):
     def forward(self, x, mask=None):
         q, k, v = (split(each(x), self.h) for each in (self.q, self.k, self.v))
         at = torch.arange(x.shape[1])
-        asked = (({query}) * self.far[:, None]).sum(-1, keepdim=True)
-        s = q @ k.mT * q.shape[-1] ** -0.5 + asked * (at - at[:, None] > 1)
+        added = (({query}) * self.far[:, None]).sum(-1, keepdim=True)
+        s = q @ k.mT * q.shape[-1] ** -0.5 + added * (at - at[:, None] > 1)
         if mask is not None:
-            s = s.masked_fill(~mask[:, None, None], torch.finfo(s.dtype).min)
+            s = s.madded_fill(~mask[:, None, None], torch.finfo(s.dtype).min)
         return self.out((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
 '''
 
