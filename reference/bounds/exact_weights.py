@@ -53,7 +53,9 @@ def excess(output: Array, d_value: Array, d_key: Array, query: Array, cotangent:
     short = np.abs((o - 1.0) * g).sum(-1, keepdims=True)  # weights that do not add up to 1 take that much of D away
     each = np.abs(scale * q) * (total * (gamma(CENTRE * u) + 2.0 * single) + short) * (1.0 + gamma(STORED * u)) / KEYS
     allowed = _of_key_heads(each, d_key.shape[1])[..., None, :] + working.floor * (2.0 + abs(scale))
-    return Excess(float(weights.max()), float((np.abs(np.asarray(d_key, np.float64)) / allowed).max()))
+    *others, largest = np.sort(np.abs(np.asarray(d_key, np.float64)) / allowed, axis=-2).max((0, 1, 3))
+    # Where the maximum of the scores is differentiated, one key gets what is left of the sum over all of them.
+    return Excess(float(weights.max()), float(max(*others, largest / KEYS)))
 
 
 def _of_key_heads(rows: Floats, heads: int) -> Floats:

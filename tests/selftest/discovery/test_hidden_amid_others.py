@@ -18,7 +18,7 @@ class f(nn.Module):
         added = (({query}) * self.far[:, None]).sum(-1, keepdim=True)
         s = q @ k.mT * q.shape[-1] ** -0.5 + added * (at - at[:, None] > 1)
         if mask is not None:
-            s = s.madded_fill(~mask[:, None, None], torch.finfo(s.dtype).min)
+            s = s.masked_fill(~mask[:, None, None], torch.finfo(s.dtype).min)
         return self.out((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
 '''
 

@@ -31,9 +31,10 @@ def found(style: Answering, dtype: str, width: int = WIDTH) -> Excess:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_right_styles_round_little(dtype: str) -> None:
+@pytest.mark.parametrize("width", [5, 64, 115, WIDTH])
+def test_right_styles_round_little(dtype: str, width: int) -> None:
     for name, style in RIGHT.items():
-        each = found(style, dtype)
+        each = found(style, dtype, width)
         assert max(each.weights, each.centre) < 0.6, name
 
 
