@@ -172,6 +172,7 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         if (
             rigid is None
             and polarity is claimed
+            and not call.options.has_bias_apart
             and has_effect(added, shaped(ADDED, form))
             and not _masks(formed, form)
         ):
@@ -312,8 +313,7 @@ def _masks(check: ClaimCheck, form: MaskForm) -> bool:
     case = shaped(MASKED, form)
     masked, open_one = check.run(case), check.run(replace(case, pattern=Pattern.ALL))
     if masked.error and open_one.error:
-        call: Any = check.function
-        return bool(call.options.has_bias_apart)  # where the numbers of another parameter have an effect
+        return False
     refused = bool(masked.error or open_one.error)
     return refused or not near_outputs(open_one, check.run(PLAIN), check.dtype)
 

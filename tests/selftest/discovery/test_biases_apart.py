@@ -121,3 +121,30 @@ def test_numbers_of_any_name_are_known_by_their_effect(
     assert Feature.FLOAT_MASK in made.claims
     assert name not in made.findings
     assert bool(failing(made, "masks.float", dtype="float64")) is wrong
+
+
+AFTER = """
+def f(query, key, value, mask=None, {bias}=None):
+    s = query @ key.mT * query.shape[-1] ** -0.5
+    if {bias} is not None:
+        s = s + {bias}
+    {scores}
+    w = s.softmax(-1)
+    {weights}
+    return w @ value
+"""
+LEFT_OUT = "w = w if mask is None else torch.where(mask, w, 0.0)"
+SUMMED_AGAIN = f"{LEFT_OUT}; w = w / w.sum(-1, keepdim=True)"
+AT_ZERO = "s = s if mask is None else s.masked_fill(~mask, 0.0)"
+
+
+@pytest.mark.parametrize("bias", ["bias", "attn_bias"])
+@pytest.mark.parametrize(
+    ("scores", "weights", "wrong"), [("", SUMMED_AGAIN, False), ("", LEFT_OUT, True), (AT_ZERO, "", True)]
+)
+def test_a_mask_next_to_a_bias_is_judged_whatever_it_does(
+    make: Make, bias: str, scores: str, weights: str, wrong: bool
+) -> None:
+    made = make(AFTER.format(bias=bias, scores=scores, weights=weights))
+    assert {Feature.FLOAT_MASK, Feature.BOOL_MASK} <= made.claims.features
+    assert bool(failing(made, "masks.bool", dtype="float64")) is wrong
