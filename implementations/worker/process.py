@@ -113,14 +113,18 @@ class Process:
 
     def stop(self) -> None:
         """Suspends it."""
-        if self.ended() is None:
-            os.kill(self.number, signal.SIGSTOP)
+        self._send(signal.SIGSTOP)
 
     def kill(self) -> None:
         """Ends it, and waits until it has ended."""
+        self._send(signal.SIGKILL)
+        self.ended(float("inf"))
+
+    def _send(self, number: signal.Signals) -> None:
+        """Sends it a signal, unless it has ended, which may not be reported yet."""
         if self.ended() is None:
-            os.kill(self.number, signal.SIGKILL)
-            self.ended(float("inf"))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.number, number)
 
 
 def how_ended(code: int) -> str:

@@ -97,6 +97,18 @@ def test_one_that_a_candidate_suspends_goes_on(process: Process) -> None:
     assert process.ended() is not None
 
 
+def test_one_that_is_gone_before_that_is_reported_may_be_ended_again(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process.reports, "line", lambda seconds: (-signal.SIGTERM, 0) if seconds else None)
+    os.kill(process.number, signal.SIGKILL)
+    while Path(f"/proc/{process.number}").exists():
+        time.sleep(0.01)
+    process.stop()
+    process.kill()
+    assert process.ended() == (-signal.SIGTERM, 0)
+
+
 def test_a_closed_input_ends_it_with_status_0(process: Process) -> None:
     process.stdin.close()
     ended = process.ended(30.0)
