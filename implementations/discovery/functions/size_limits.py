@@ -17,6 +17,7 @@ from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED, ClaimCheck
 from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.documented import as_written
+from attention_conformance.implementations.discovery.documented_lengths import states_no_more_queries
 from attention_conformance.implementations.discovery.functions.several_needed import has_tables
 from attention_conformance.implementations.discovery.tensor_cores import is_accelerated
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
@@ -46,6 +47,7 @@ FEWER = (512, 256)
 MOST_CALLS = 2048
 """Of a function that takes one head at a time, for one answer."""
 UNUSUAL_SCALES = (-0.7, 0.0)
+DOCUMENTED = "its documentation has no more queries than keys"
 
 
 @dataclass(frozen=True)
@@ -170,11 +172,12 @@ def _unequal_lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     flags = (False, True) if Feature.CAUSAL in check.claims else (False,)
     for causal in flags:
         refused, limited = _tried(check, FEW_CAUSAL if causal else UNEQUAL, has_tables(check.function))
-        fewer, more = limited
+        stated = states_no_more_queries(as_written(check.function), causal)
+        fewer, more = limited[0], limited[1] or stated
         if fewer or more:
             limits = replace(_limits(check), fewer=not fewer, more=not more, of_causal=causal)
-            under = " under a causal flag" if causal else ""
-            return _with(check, limits), _refused(f"{_which(not fewer, not more)} queries than keys{under}", refused)
+            what = f"{_which(not fewer, not more)} queries than keys{' under a causal flag' if causal else ''}"
+            return _with(check, limits), _refused(what, refused) if any(limited) else unclaimed(what, DOCUMENTED)
     return check, ""
 
 

@@ -22,9 +22,11 @@ from attention_conformance.implementations.discovery.modules.parameters import L
 from attention_conformance.implementations.discovery.signatures import required, role
 
 ROLE = r"(?:q|k|v|o|0|out|output|qkv|kqv|kv|concat|query|key|value|queries|keys|values)"
-HOLDER = r"(?:w|b|bias|weights?|kernel|proj|projection)"
-WEIGHT = re.compile(rf"^(?:{HOLDER}_?{ROLE}|{ROLE}_?{HOLDER}|{HOLDER}_{ROLE}_?{HOLDER}?)$", re.IGNORECASE)
+HOLDER = r"(?:w|b|bias|weights?|kernel|proj|projection|omega|beta)"
+WEIGHT = re.compile(rf"^(?:{HOLDER}_?{ROLE}|{ROLE}_?{HOLDER}|{HOLDER}_{ROLE}_?{HOLDER}?|omega_?c)$", re.IGNORECASE)
 """Names of arguments that are weights or biases."""
+GREEK = {"omega": "w", "beta": "b"}
+"""What these letters of textbooks stand for."""
 OF_LAYER = re.compile(r"^(\w+)_(w|b|weight|bias|kernel)$", re.IGNORECASE)
 """Names of the weight or the bias of a layer."""
 OF_PROJECTION = re.compile(r"^(?:c_|to_|fc_|lin_)|_?proj(?:ection)?$", re.IGNORECASE)
@@ -39,7 +41,7 @@ PAIRS = (("w", "b"), ("weight", "bias"), ("kernel", "bias"), ("W", "b"), ("w",),
 """Keys of the dictionary of one layer."""
 LISTS = (("qkv", "o"), ("q", "k", "v", "o"), ("q", "k", "v"))
 """What the layers in a list hold."""
-OF_BIAS = re.compile(r"^(b|bias)(_|[A-Z]|[qkvo]|out|$)|_(b|bias)$")
+OF_BIAS = re.compile(r"^(b|bias|beta)(_|[A-Z]|[qkvo]|out|$)|_(b|bias|beta)$")
 """Names of biases."""
 COUNTS = (Size.WIDTH, Size.HEADS, Size.HEAD_WIDTH)
 """Sizes that lie among weights, or come with them."""
@@ -77,6 +79,9 @@ def _as_layer(name: str) -> str:
 
 def path_of(name: str) -> str:
     """Where the weight of this name lies in a module: that of a layer in one of its name."""
+    letter, _, rest = name.partition("_")
+    if letter in GREEK and WEIGHT.match(name):
+        return f"{GREEK[letter]}_{'o' if rest == 'c' else rest}"
     if WEIGHT.match(name) or not layer_of(name):
         return name
     found = OF_LAYER.match(name)

@@ -19,6 +19,7 @@ from attention_conformance.implementations.adapters.mha_interface import PLACES
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.array_modules import built_once
 from attention_conformance.implementations.discovery.modules.bare import Globals
+from attention_conformance.implementations.discovery.modules.columns import of_columns
 from attention_conformance.implementations.discovery.modules.constructor_names import (
     GROUPS,
     Size,
@@ -162,14 +163,29 @@ class Shown:
 
 
 def weighted_function(function: Any) -> type[nn.Module] | None:
-    """A function that takes its weights as arguments, as a module; None where their names are not those of weights."""
+    """A function that takes its weights as arguments, as a module; None where their names are not those of weights.
+
+    One whose tokens are columns, (E, L), as in some textbooks, is given them so where it answers to no rows.
+    """
+    rows = _taken(function)
+    turned = rows is not None and rows[1] is None and inspect.isfunction(function)
+    columns = _taken(of_columns(function)) if turned else None
+    taken = rows if columns is None or columns[1] is None else columns
+    return None if taken is None else _as_module(function, *taken)
+
+
+def _taken(function: Any) -> tuple[Weighted, Shown | None] | None:
+    """Its parameters, and what a first call has shown; None where it has no weights, or takes no dictionary of them."""
     parts = _parts(function)
     shown = _shown(parts, WIDTH, HEADS) if parts else None
     of_layers = _parts(function, of_layers=True) if shown is None else None
     if of_layers is not None and (found_of_layers := _shown(of_layers, WIDTH, HEADS)) is not None:
         parts, shown = of_layers, found_of_layers
-    if parts is None or (shown is None and parts.layers):
-        return None
+    return None if parts is None or (shown is None and parts.layers) else (parts, shown)
+
+
+def _as_module(function: Any, parts: Weighted, shown: Shown | None) -> type[nn.Module]:
+    """The module whose parameters are its weights."""
     counts_heads = shown is None or shown.headed or bool(parts.supplied or parts.settings or parts.globals)
     found = shown or Shown(0, "torch", {}, headed=False)
 

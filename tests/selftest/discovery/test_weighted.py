@@ -123,3 +123,34 @@ SPLIT = "(x @ w.T).view(len(x), number_of_heads, -1, d)"
 def test_rows_of_weights_are_read_where_heads_are_split_by_a_view(make: Make, wrong: bool) -> None:
     made = make(VIEWED.replace("split(x @ w.T, number_of_heads)", SPLIT) if wrong else VIEWED)
     assert failing(made, "scores.dot-product") == ({"scores.dot-product"} if wrong else set())
+
+
+COLUMNS = """
+def f({parameters}):
+    q, k, v = (b + w @ X for w, b in ((omega_q, beta_q), (omega_k, beta_k), (omega_v, beta_v)))
+{body}
+"""
+OF_COLUMNS = {
+    "one head": (
+        "X, omega_v, omega_q, omega_k, beta_v, beta_q, beta_k",
+        "    s = k.T @ q / np.sqrt(len(q))\n    p = np.exp(s - s.max({axis}, keepdims=True))\n"
+        "    return v @ (p / p.sum({axis}, keepdims=True))",
+    ),
+    "heads": (
+        "X, H, omega_v, omega_q, omega_k, beta_v, beta_q, beta_k, omega_c",
+        "    q, k, v = (each.reshape(H, len(X) // H, -1) for each in (q, k, v))\n"
+        "    s = k.swapaxes(1, 2) @ q / np.sqrt(q.shape[1])\n"
+        "    p = np.exp(s - s.max({axis} - 2, keepdims=True))\n"
+        "    return omega_c @ (v @ (p / p.sum({axis} - 2, keepdims=True))).reshape(X.shape)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("axis", "wrong"), [("0", False), ("1", True)])
+@pytest.mark.parametrize("form", OF_COLUMNS)
+def test_tokens_may_be_columns(make: Make, form: str, axis: str, wrong: bool) -> None:
+    parameters, body = OF_COLUMNS[form]
+    made = make(COLUMNS.format(parameters=parameters, body=body.format(axis=axis)))
+    assert ("scores.dot-product" in failing(made, "scores.dot-product", dtype="float64")) is wrong
+    if not wrong:
+        assert_conforms(made, "float64")
