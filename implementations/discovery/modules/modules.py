@@ -37,6 +37,7 @@ from attention_conformance.implementations.discovery.modules.added_positions imp
 from attention_conformance.implementations.discovery.modules.constructed_options import with_constructed_options
 from attention_conformance.implementations.discovery.modules.constructors import without_other_widths
 from attention_conformance.implementations.discovery.modules.context_masks import BOTH_MASKS
+from attention_conformance.implementations.discovery.modules.dropping import without_own_draws
 from attention_conformance.implementations.discovery.modules.emptied_twice import without_rows_emptied_twice
 from attention_conformance.implementations.discovery.modules.layout import fit_of_heads, holds_table
 from attention_conformance.implementations.discovery.modules.left_out import (
@@ -112,6 +113,7 @@ def module_candidate(
     plan, constructed = with_constructed_options(plan)
     published = has_published_interface(kind)
     check, option_notes = _option_claims(plan, published)
+    check, own_draws = without_own_draws(check, kind)
     check = check if "padded-positions" in settings else padded_positions_as_seen(check)
     check = check if any("row" in key for key in settings) else empty_rows_of_window(check)
     check = causal_fill_as_seen(with_value_width(check, plan.make))
@@ -153,6 +155,7 @@ def module_candidate(
         | unequal
         | windows
         | constructed
+        | own_draws
         | mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
     )
     findings = findings | unused_caches(kind, alternatives, modes)

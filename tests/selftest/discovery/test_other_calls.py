@@ -184,6 +184,30 @@ def test_dropout_that_draws_the_same_each_time_is_accused(make: Make, seeded: st
     assert failing(make(SEEDED.format(seeded=seeded)), "dropout.seed") == wrong
 
 
+OWN_DRAWS = """
+class f(nn.Module):
+    def __init__(self, dim, heads, dropout=0.1, seed=0):
+        super().__init__()
+        self.h, self.qkv, self.rate, self.seed = heads, nn.Linear(dim, 3 * dim), dropout, seed
+        self.register_buffer("step", torch.zeros((), dtype=torch.long))
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        p = (q @ k.mT / q.shape[-1] ** {power}).softmax(-1)
+        if self.training and self.rate:
+            own = torch.Generator().manual_seed(1000 * self.seed + int(self.step))
+            self.step += 1
+            p = p * (torch.rand(p.shape, generator=own) >= self.rate) / (1 - self.rate)
+        return (p @ v).transpose(1, 2).flatten(2)
+"""
+
+
+@pytest.mark.parametrize(("power", "wrong"), [(0.5, False), (0.25, True)])
+def test_dropout_that_follows_a_seed_of_the_module_is_named(make: Make, power: float, wrong: bool) -> None:
+    made = make(OWN_DRAWS.format(power=power))
+    assert "dropout follows it" in made.findings["seed"]
+    assert bool(failing(made, "scores.dot-product", "relations.*", "effects.*")) is wrong
+
+
 HEATED = """
 class f(nn.Module):
     def __init__(self, dim, heads, slice_size=None):
