@@ -74,7 +74,7 @@ def _of_keys(check: ClaimCheck, kind: ArrayKind, own: str) -> ClaimCheck | None:
     seen = [*filter(hides_padding, ways)]
     if not seen and states_masks_of_keys(written, own):  # it is judged as such, whatever it hides
         seen = [way for way in ways if not way.run(PADDED).error]
-    found = mask_of_keys(check, seen[:1], own, lambda way: True)
+    found = mask_of_keys(check, seen[:1], own, [lambda way: True])
     return found and found[0].stating(found[1])
 
 

@@ -157,9 +157,13 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
     What raises in each form is not claimed; what is ignored is.
     """
     check = with_bias_form(check, kind)
-    claimed, call = check.claims.conventions.bool_mask, check.function
+    call = check.function
     assert isinstance(call, RenamedCall)
-    own, polarities = call.options.spelled["bool_mask"], sorted(Polarity, key=lambda each: each is not claimed)
+    own = call.options.spelled["bool_mask"]
+    stated = documented_polarity(as_written(call.function), own)  # counts where neither meaning is seen
+    check = in_form(check, kind, call, stated) if stated else check
+    claimed = check.claims.conventions.bool_mask
+    polarities = sorted(Polarity, key=lambda each: each is not claimed)
     rigid: ClaimCheck | None = None
     for polarity, form in product(polarities, FORMS):
         formed = in_form(check, kind, replace(call, form=form), polarity)
@@ -188,7 +192,7 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         formed = in_form(check, kind, replace(call, form=form), polarity)
         if has_effect(formed, shaped(OF_FEWER_AXES[1], form)) and not formed.run(shaped(MASKED, form)).error:
             return formed, [f"its {own!r} hides what it states where all samples and heads have the same mask"]
-    if found := mask_of_keys(check, ways_of_keys(check, kind, polarities), own, hides_padding):
+    if found := mask_of_keys(check, ways_of_keys(check, kind, polarities), own, [hides_padding]):
         return found[0], [found[1]]
     errors = [check.run(case).error for case in (MASKED, BIASED)]
     return (check.without(OF_MASKS), [unclaimed("masks", errors[0])]) if all(errors) else (check, [])

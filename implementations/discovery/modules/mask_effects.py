@@ -19,6 +19,7 @@ from attention_conformance.spec.inputs import build
 from attention_conformance.spec.masks import Booleans, visible
 
 PADDED = replace(PLAIN, padding=Padding.RIGHT)
+PADDED_LEFT = replace(PLAIN, padding=Padding.LEFT)
 OF_PADDED = (2, 5, 12, 15)
 """Keys of `PADDED` that are changed: the third is padding in one sample, the last in both."""
 NUMBERS = (0.0, 1.0, -inf)
@@ -118,23 +119,42 @@ def hides_queries(check: ClaimCheck) -> bool:
     fitted = fit(PADDED, check.claims)
     if isinstance(fitted, Unsupported) or fitted.module is None or fitted.module.sharing is not Sharing.SELF:
         return False
-    left, agrees = _agrees_with_padding(check, fitted)
-    return _is_right_for(left, agrees) and not all(bool(each.all()) for each in agrees)
+    agrees = _right_for_others(check)
+    return bool(agrees) and not all(bool(each.all()) for each in agrees)
 
 
-def _agrees_with_padding(check: ClaimCheck, fitted: Case) -> tuple[Booleans, list[Booleans]]:
-    """(B, L), the tokens that are left, and for each changed key (B, L), True = as padding states, or its own token."""
+def _right_for_others(check: ClaimCheck) -> list[Booleans]:
+    """For each changed key (B, L), True = as padding states; empty where the tokens that are left see others.
+
+    Causality and padding on the right, taken for its opposite, empty rows of real tokens together, which may then see
+    all that the former leaves, as without padding: padding on the left tells the one from the other.
+    """
+    agrees: list[Booleans] = []
+    unmasked = _hides_unmasked(check, PADDED)
+    for case in (PADDED_LEFT, PADDED) if unmasked else (PADDED,):
+        fitted = fit(case, check.claims)
+        if isinstance(fitted, Unsupported):
+            return []
+        left, agrees = _agrees_with_padding(check, fitted, unmasked)
+        if not agrees or not all(bool(each[left].all()) for each in agrees):
+            return []
+    return agrees
+
+
+def _agrees_with_padding(check: ClaimCheck, fitted: Case, unmasked: bool) -> tuple[Booleans, list[Booleans]]:
+    """(B, L), the tokens that are left, and for each changed key (B, L), True = as padding states, or its own token.
+
+    `unmasked`: as padding states for those queries that see the key without it.
+    """
     problem = build(fitted, check.dtype)
     left: Booleans = np.asarray(problem.key_padding_mask)
     tied, agrees = problem.sharing is Sharing.SELF, []
+    without = changes(check, replace(fitted, padding=Padding.NONE), each_sample=True, at=OF_PADDED if unmasked else ())
+    seen = dict(without)
     for key, changed in changes(check, fitted, each_sample=True, at=OF_PADDED):
         own = (np.arange(changed.shape[-1]) == key) & tied
-        agrees.append((changed == left[:, [key]]) | own)
+        agrees.append((changed == (left[:, [key]] & seen.get(key, True))) | own)
     return left, agrees
-
-
-def _is_right_for(tokens: Booleans, agrees: Sequence[Booleans]) -> bool:
-    return bool(agrees) and all(bool(each[tokens].all()) for each in agrees)
 
 
 def padded_see_themselves(check: ClaimCheck) -> bool:
@@ -160,16 +180,17 @@ def mask_of_keys(
     check: ClaimCheck,
     ways: Sequence[ClaimCheck],
     own: str,
-    right: Callable[[ClaimCheck], bool],
+    rights: Sequence[Callable[[ClaimCheck], bool]],
     of_padding: bool = False,
 ) -> tuple[ClaimCheck, str] | None:
     """The way to give a mask of keys, (B, Lk), in which it is right, or the nearest that raises nothing; and a note.
 
     What takes masks of keys alone is one of keys, and what it hides is judged. None where it is no mask of keys.
+    `rights`: what a right one does, the plainest first, as the opposite of one meaning may look right by another.
     `of_padding`: whether its documentation states that it is one of padding.
     """
     note = f"its {own!r} mask is one of keys"
-    if (way := next(filter(right, ways), None)) is not None:
+    if (way := next((each for right in rights for each in ways if right(each)), None)) is not None:
         return way, f"{note}{_given_as(way)}"
     if not check.run(MASKED).error or any(map(_is_right_for_others, ways)):
         return None
@@ -184,7 +205,7 @@ def _is_right_for_others(way: ClaimCheck) -> bool:
     fitted = fit(PADDED, way.claims)
     if isinstance(fitted, Unsupported) or fitted.sizes.query_length != fitted.sizes.key_length:
         return False
-    return _is_right_for(*_agrees_with_padding(way, fitted))
+    return bool(_right_for_others(way))
 
 
 def _given_as(way: ClaimCheck) -> str:

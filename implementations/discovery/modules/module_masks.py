@@ -19,7 +19,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     near_outputs,
     output_of,
 )
-from attention_conformance.implementations.discovery.documented import states_masks_of_samples
+from attention_conformance.implementations.discovery.documented import documented_polarity, states_masks_of_samples
 from attention_conformance.implementations.discovery.documented_masks import states_padding
 from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
 from attention_conformance.implementations.discovery.modules.context_masks import (
@@ -105,6 +105,7 @@ def with_mask_form(
     runs = promised and "bool_mask" in spelled and (not observed or _states_polarity(call))
     if runs and not replace(check, function=call).run(shaped(MASKED, call.form)).error:
         return call, check, []
+    call = _as_documented(call, kind) if observed else call
     polarities = list(Polarity) if observed and not _states_polarity(call) else [call.polarity]
     polarities.sort(key=lambda polarity: polarity is not call.polarity)
     forms = [form for form in FORMS if call.length_first or form is not MaskForm.LENGTHS_FIRST]
@@ -138,6 +139,12 @@ def with_mask_form(
                 [unclaimed("bool-mask", f"its {own!r} takes numbers alone")],
             )
     return call, check, []
+
+
+def _as_documented(call: ModuleCall, kind: object) -> ModuleCall:
+    """The call with what True means by documentation, which counts where neither meaning is seen, or both may be."""
+    stated = documented_polarity(kind, call.options.spelled.get("bool_mask", ""))
+    return call if stated is None or _states_polarity(call) else replace(call, polarity=stated)
 
 
 def _of_many_samples(call: ModuleCall, check: ClaimCheck, forms: list[MaskForm]) -> list[MaskForm]:
@@ -190,9 +197,8 @@ def _of_keys(
     kinds = [replace(each, options=padding) for each in {each.polarity: each for each in reversed(tried)}.values()]
     calls = [replace(each, true_as=number) for number, each in product(NUMBERS, reversed(kinds))]
     ways = [replace(check, function=each, claims=claims) for each in calls]
-    found = mask_of_keys(
-        check, ways, own, lambda way: has_effect(way, PADDED) or hides_queries(way), states_padding(kind, own)
-    )
+    rights = (partial(has_effect, case=PADDED), hides_queries)
+    found = mask_of_keys(check, ways, own, rights, states_padding(kind, own))
     if found is None:
         return None
     seen = _with_bias(found[0])

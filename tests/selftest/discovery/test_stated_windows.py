@@ -75,12 +75,44 @@ def f(q, k, v, window):
         ("Causal; tokens of a window attend to themselves, too.", "<=", False),
         ("window: keys that a query sees, its own counted; window=1 is itself only.", "<=", True),
         ("window: keys that a query sees, its own counted; window=1 is itself only.", "<", False),
+        ("Causal attention over the last `window` tokens (the current token counts).", "<=", True),
+        ("Causal attention over the last `window` tokens (the current token counts).", "<", False),
+        ("Causal attention over the last `window` tokens.", "<=", False),
+        ("A query attends to at most window keys.", "<=", True),
+        ("A query attends to at most window keys before it.", "<=", False),
         ("Token t sees t - window + 1 .. t, as far as its window reaches.", "<=", True),
         ("Token t sees t - window + 1 .. t, as far as its window reaches.", "<", False),
     ],
 )
 def test_documentation_states_it_of_functions(make: Make, stated: str, limit: str, wrong: bool) -> None:
     assert bool(failing(make(NUMBER.format(stated=stated, limit=limit)), "window.*")) is wrong
+
+
+@pytest.mark.parametrize(("stated", "wrong"), [("visible tokens, itself included", True), ("visible tokens", False)])
+def test_a_comment_of_the_parameter_states_it(make: Make, stated: str, wrong: bool) -> None:
+    text = NUMBER.replace("window)", f"window,  # {stated}\n)", 1).format(stated="Causal.", limit="<=")
+    assert bool(failing(make(text), "window.*")) is wrong
+
+
+@pytest.mark.parametrize(("limit", "wrong"), [("<", False), ("<=", True)])
+def test_a_comment_where_the_number_is_kept_states_it(make: Make, limit: str, wrong: bool) -> None:
+    kept = "self.sliding_window = sliding_window  # visible tokens, the current one counts"
+    text = WINDOW.replace(
+        "self.h, self.sliding_window = num_heads, sliding_window", f"self.h = num_heads\n        {kept}"
+    )
+    made = make(text.format(stated="It has a window.", limit=limit))
+    assert bool(failing(made, "scores.*", "softmax.*")) is wrong
+
+
+BOTH_SIDES = WINDOW.replace(
+    "(ahead <= 0) & (-ahead {limit} self.sliding_window)", "ahead.abs() <= self.sliding_window // 2"
+)
+
+
+def test_a_number_of_both_sides_is_that_of_all_keys(make: Make) -> None:
+    text = BOTH_SIDES.replace("sliding_window=4", "sliding_window=3").replace("Causal attention. ", "")
+    stated = "A token attends to at most sliding_window tokens, itself included."
+    assert not failing(make(text.format(stated=stated)), "scores.*", "softmax.*")
 
 
 OF_IMAGES = '''

@@ -1,0 +1,43 @@
+"""What changes its inputs in place: each call gets arrays of its own, so that its masks are read as they are."""
+
+import pytest
+
+from attention_conformance.spec.conventions import Polarity
+from attention_conformance.tests.selftest.discovery.making import Make, failing
+
+OF_ARRAYS = """
+def f(query, key, value, mask=None):
+    query {by} np.sqrt(query.shape[-1])
+    s = query @ np.swapaxes(key, -1, -2)
+    s = s if mask is None else np.where(mask{hidden}, -np.inf, s)
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True) @ value
+"""
+OF_TENSORS = """
+@torch.no_grad()
+def f(query, key, value, mask=None):
+    q = query.{view}
+    q = q.{by}(q.shape[-1] ** -0.5).view(query.shape)
+    s = q @ key.mT
+    return (s if mask is None else s.masked_fill(mask{hidden}, -torch.inf)).softmax(-1) @ value
+"""
+MEANINGS = [("", Polarity.MASKED_OUT), (" == 0", Polarity.MAY_ATTEND)]
+
+
+@pytest.mark.parametrize(("hidden", "means"), MEANINGS)
+@pytest.mark.parametrize(("by", "wrong"), [("/=", True), ("= query /", False)])
+def test_a_function_of_arrays(make: Make, hidden: str, means: Polarity, by: str, wrong: bool) -> None:
+    made = make(OF_ARRAYS.format(by=by, hidden=hidden))
+    assert made.claims.conventions.bool_mask is means
+    assert bool(failing(made, "effects.inputs", dtype="float64")) is wrong
+    assert not failing(made, "masks.bool", dtype="float64")
+
+
+@pytest.mark.parametrize(("hidden", "means"), MEANINGS)
+@pytest.mark.parametrize("view", ["detach()", "view(query.shape)"])
+@pytest.mark.parametrize(("by", "wrong"), [("mul_", True), ("mul", False)])
+def test_a_function_of_tensors(make: Make, hidden: str, means: Polarity, view: str, by: str, wrong: bool) -> None:
+    made = make(OF_TENSORS.format(by=by, hidden=hidden, view=view))
+    assert made.claims.conventions.bool_mask is means
+    assert bool(failing(made, "effects.inputs")) is wrong
+    assert not failing(made, "masks.bool")
