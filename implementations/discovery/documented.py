@@ -103,7 +103,7 @@ OF_SAMPLES = re.compile(
 
 def states_masks_of_samples(target: object, name: str) -> bool:
     """Whether its documentation states that a mask may be (B, Lq, Lk)."""
-    return any(map(OF_SAMPLES.search, _of_mask(target, name)))
+    return any(map(OF_SAMPLES.search, said_of_mask(target, name)))
 
 
 OF_KEYS = re.compile(
@@ -114,22 +114,7 @@ OF_KEYS = re.compile(
 
 def states_masks_of_keys(target: object, name: str) -> bool:
     """Whether its documentation states that a mask is (B, Lk), before any other shape."""
-    return any(map(OF_KEYS.search, _of_mask(target, name)))
-
-
-OF_PAIRS = re.compile(
-    r"\( ?(?!(?:b|n|bs|bsz|batch\w*) ?,)(?:l|t|n|s|q|\w*(?:len|_q|lq|query|queries|tgt|target)\w*) ?, ?[\w.]+ ?\)",
-    re.IGNORECASE,
-)
-"""A shape of two axes, of queries and of keys."""
-OF_MORE = re.compile(r"\([^()]*,[^()]*,[^()]*\)|\bbroadcast\w*", re.IGNORECASE)
-"""A shape of more axes, or words for any that broadcasts."""
-
-
-def states_two_axes_alone(target: object, name: str) -> bool:
-    """Whether its documentation states that a mask is (Lq, Lk), and nowhere that it may have more axes."""
-    said = _of_mask(target, name)
-    return any(map(OF_PAIRS.search, said)) and not any(map(OF_MORE.search, said))
+    return any(map(OF_KEYS.search, said_of_mask(target, name)))
 
 
 BROADCASTS = re.compile(r"\bbroadcast\w*\b(?!.*\b(?:last two|last 2|batch|samples?|heads?|only)\b)", re.IGNORECASE)
@@ -143,7 +128,7 @@ def states_any_axes(target: object, name: str) -> bool:
 
 def says_key(target: object, name: str) -> bool:
     """Whether what its documentation says of a mask names keys, or an axis of keys in another mask, and no output."""
-    said = " ".join(_of_mask(target, name))
+    said = " ".join(said_of_mask(target, name))
     if re.search(r"\boutput", said, re.IGNORECASE):
         return False
     axis = re.search(r"\( ?\w+ ?, ?(?P<keys>\w+) ?\)", said)
@@ -191,7 +176,7 @@ def states_added_numbers(target: object, name: str) -> bool:
 
 def states_numbers_alone(target: object, name: str) -> bool:
     """Whether its documentation states that a mask is added, or of floats, and nowhere that it may be boolean."""
-    own = _of_mask(target, name)
+    own = said_of_mask(target, name)
     return any(map(NUMBERS.search, own)) and not any(map(BOOLEANS.search, own))
 
 
@@ -215,11 +200,11 @@ def states_booleans_alone(target: object, name: str) -> bool:
     It may call the only mask "mask", whatever its parameter is called.
     """
     paragraphs = (each for text in documents_of(target) for each in paragraphs_of(text))
-    said = [*(_of_mask(target, name) or _of_mask(target, "mask")), *filter(BOOLEAN_MASKS.search, paragraphs)]
+    said = [*(said_of_mask(target, name) or said_of_mask(target, "mask")), *filter(BOOLEAN_MASKS.search, paragraphs)]
     return any(map(OF_BOOLEANS.search, said)) and not any(map(NUMBERS.search, said))
 
 
-def _of_mask(target: object, name: str) -> list[str]:
+def said_of_mask(target: object, name: str) -> list[str]:
     """What is said of the mask of this name: what is said of another one is none of it."""
     own = [rest for line in said_of(target, name) for rest in re.split(rf"\b{re.escape(name)}\b", line)[1:]]
     return [re.split(r"\w*_mask\b", rest)[0] for rest in own]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 
 from attention_conformance.implementations.adapters.jax_programs import Compiled
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, ClaimCheck
+from attention_conformance.implementations.discovery.cut_masks import is_cut
 from attention_conformance.implementations.discovery.documented import (
     as_written,
     documented_polarity,
     states_masks_of_keys,
     states_numbers_alone,
-    states_two_axes_alone,
 )
+from attention_conformance.implementations.discovery.documented_axes import most_axes, states_two_axes_alone
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.functions.function_masks import (
     hides_padding,
@@ -24,8 +26,8 @@ from attention_conformance.implementations.discovery.functions.function_masks im
 )
 from attention_conformance.implementations.discovery.functions.other_keys import OtherKeys
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED, mask_of_keys
-from attention_conformance.implementations.discovery.modules.module_masks import shaped
 from attention_conformance.implementations.discovery.vocabulary import MaskForm
+from attention_conformance.spec.cases import Case
 from attention_conformance.spec.features import Feature
 
 KINDS = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED}
@@ -51,15 +53,26 @@ def with_mask_axes(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
         kinds = KINDS
     apart = {Feature.FLOAT_MASK} if call.bias_form is not None else set()
     cases = {feature: case for feature, case in kinds.items() if feature in check.claims.features - apart}
-    if not cases or not all(check.run(case).error for case in cases.values()):
+    name = own or call.options.spelled.get("float_mask", "")
+    raised = bool(cases) and all(check.run(case).error for case in cases.values())
+    forms = _forms(call, own) if cases else ()
+    if not raised and not (forms and _cuts(check, cases.values(), name)):
         return with_all_axes(check, kind)
-    name = own or call.options.spelled["float_mask"]
-    for enough, form in product((all, any), _forms(call, own)):  # of booleans alone, where no form takes numbers, too
+    for enough, form in product((all, any), forms):  # of booleans alone, where no form takes numbers, too
         fewer = in_form(check, kind, replace(call, form=form), check.claims.conventions.bool_mask)
-        if enough(not fewer.run(shaped(case, form)).error for case in cases.values()):
+        taken = [not fewer.run(case).error and not is_cut(fewer, case) for case in cases.values()]
+        if enough(taken):
             kept = fewer.without(KINDS.keys() - kinds.keys())
             return kept.stating(f"its {name!r} is given as {form}")
+    if not raised:
+        return with_all_axes(check, kind)
     return _of_keys(check, kind, own) or with_all_axes(check, kind)
+
+
+def _cuts(check: ClaimCheck, cases: Iterable[Case], name: str) -> bool:
+    """Whether it cuts each mask of more axes than it documents."""
+    stated = most_axes(as_written(check.function), name)
+    return stated < 4 and all(check.run(case).error or is_cut(check, case) for case in cases)
 
 
 def _of_keys(check: ClaimCheck, kind: ArrayKind, own: str) -> ClaimCheck | None:

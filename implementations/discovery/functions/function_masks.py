@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
 
-import numpy as np
-
-from attention_conformance.implementations.api.contract import Unsupported
-from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
-    CAUSAL,
     MASKED,
-    NO_EFFECT,
     PLAIN,
-    RAISES,
     ClaimCheck,
     near_outputs,
     output_of,
-    refused_masks,
 )
+from attention_conformance.implementations.discovery.cut_masks import uncut
 from attention_conformance.implementations.discovery.documented import (
     as_written,
     documented_polarity,
     states_any_axes,
-    states_booleans_alone,
     states_masks_of_samples,
 )
+from attention_conformance.implementations.discovery.documented_axes import most_axes
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
 from attention_conformance.implementations.discovery.key_masks import with_key_mask
-from attention_conformance.implementations.discovery.mask_notes import without_masks_of_others
 from attention_conformance.implementations.discovery.modules.mask_effects import (
     NUMBERS,
     PADDED,
@@ -47,15 +39,12 @@ from attention_conformance.implementations.discovery.modules.module_masks import
     fit_form,
     shaped,
 )
-from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.rows_without_keys import ADDED
-from attention_conformance.implementations.discovery.signatures import Options
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
-from attention_conformance.implementations.discovery.vocabulary import OPTIONS, MaskForm, promises_nothing
+from attention_conformance.implementations.discovery.vocabulary import MaskForm
 from attention_conformance.spec.cases import MaskShape, Pattern
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
-from attention_conformance.spec.inputs import build
 
 FORMS = (MaskForm.GIVEN, MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.FULL)
 BIAS_FORMS = (MaskForm.GIVEN, MaskForm.FULL, MaskForm.HEADS, MaskForm.SAMPLE, MaskForm.SHARED)
@@ -110,6 +99,8 @@ def with_bias_form(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
     forms = BIAS_FORMS[:1] if states_any_axes(as_written(call.function), own) else BIAS_FORMS
     polarity = check.claims.conventions.bool_mask
     tried = {form: in_form(check, kind, replace(call, bias_form=form), polarity) for form in forms}
+    stated = most_axes(as_written(call.function), own)
+    tried = {form: tried[form] for form in uncut(forms, tried.__getitem__, stated, [BIASED])}
     taken = {form: each for form, each in tried.items() if len(forms) == 1 or _takes_numbers(each, form)}
     seen = (form for form, each in taken.items() if has_effect(each, shaped(ADDED, form)))
     form = next(seen, next(iter(taken), None))
@@ -165,12 +156,14 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
     claimed = check.claims.conventions.bool_mask
     polarities = sorted(Polarity, key=lambda each: each is not claimed)
     rigid: ClaimCheck | None = None
-    for polarity, form in product(polarities, FORMS):
+    forms = forms_of(check, kind, own)
+    for polarity, form in product(polarities, forms):
         formed = in_form(check, kind, replace(call, form=form), polarity)
         if has_effect(formed, shaped(MASKED, form)):
             if not any(formed.run(shaped(each, form)).error for each in OF_FEWER_AXES):
                 whole = _with_whole_keys(_of_documented_samples(formed, kind), kind)
-                return whole, [GIVEN_AS.format(own, MaskForm.FULL)] if form is MaskForm.FULL else []
+                noted = form is MaskForm.FULL or forms is not FORMS
+                return whole, [GIVEN_AS.format(own, form)] if noted else []
             rigid = rigid or formed  # it may be one that has to have fewer axes
         added = formed.without({Feature.BOOL_MASK})
         if (
@@ -181,14 +174,19 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
             and not _masks(formed, form)
         ):
             each = with_all_axes(added, kind)
-            return _with_whole_keys(each, kind), [GIVEN_AS.format(own, MaskForm.FULL)] if each is not added else []
+            given = MaskForm.FULL if each is not added else form
+            noted = given is MaskForm.FULL or forms is not FORMS
+            return _with_whole_keys(each, kind), [GIVEN_AS.format(own, given)] if noted else []
     if rigid is not None:
-        return _of_documented_samples(rigid, kind), []
-    for polarity, form in product(polarities, FORMS):
+        call = rigid.function
+        assert isinstance(call, RenamedCall)
+        notes = [GIVEN_AS.format(own, call.form)] if forms is not FORMS else []
+        return _of_documented_samples(rigid, kind), notes
+    for polarity, form in product(polarities, forms):
         numeric = in_form(check, kind, replace(call, form=form, true_as=1.0), polarity).without(NUMBERS_ADDED)
         if has_effect(numeric, shaped(MASKED, form)):
             return numeric, [f"its {own!r} mask is given as numbers 0 and 1"]
-    for polarity, form in product(polarities, FORMS):
+    for polarity, form in product(polarities, forms):
         formed = in_form(check, kind, replace(call, form=form), polarity)
         if has_effect(formed, shaped(OF_FEWER_AXES[1], form)) and not formed.run(shaped(MASKED, form)).error:
             return formed, [f"its {own!r} hides what it states where all samples and heads have the same mask"]
@@ -196,6 +194,14 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         return found[0], [found[1]]
     errors = [check.run(case).error for case in (MASKED, BIASED)]
     return (check.without(OF_MASKS), [unclaimed("masks", errors[0])]) if all(errors) else (check, [])
+
+
+def forms_of(check: ClaimCheck, kind: ArrayKind, own: str) -> Sequence[MaskForm]:
+    """The forms in which its mask of this name may come: none of more axes that it cuts, unless it documents some."""
+    call = check.function
+    assert isinstance(call, RenamedCall)
+    stated, polarity = most_axes(as_written(call.function), own), check.claims.conventions.bool_mask
+    return uncut(FORMS, lambda form: in_form(check, kind, replace(call, form=form), polarity), stated)
 
 
 def _of_documented_samples(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
@@ -320,75 +326,3 @@ def _masks(check: ClaimCheck, form: MaskForm) -> bool:
         return False
     refused = bool(masked.error or open_one.error)
     return refused or not near_outputs(open_one, check.run(PLAIN), check.dtype)
-
-
-def without_ignored(check: ClaimCheck, options: Options, function: object) -> tuple[ClaimCheck, list[str]]:
-    """The check without the options that raise or have no effect where only a **kwargs takes them, with notes.
-
-    And without masks of numbers where its documentation has booleans alone, and those of inputs that are never given.
-    """
-    cases = {"bool_mask": MASKED, "float_mask": BIASED, "is_causal": CAUSAL, "scale": replace(PLAIN, scale=0.3)}
-    swallowed = sorted(options.swallowed & set(cases))
-    why = {option: RAISES for option in swallowed if check.run(cases[option]).error}
-    why |= {option: NO_EFFECT for option in swallowed if check.ignores(cases[option])}
-    own = options.spelled.get("float_mask", "")
-    if own and own == options.spelled.get("bool_mask") and states_booleans_alone(as_written(function), own):
-        why["float_mask"] = f"by its documentation {own!r} is boolean"
-    elif _reads_booleans_only(check, options):
-        why.setdefault("float_mask", f"zeros in its {options.spelled['float_mask']!r} mask keys, so that it is boolean")
-    elif _hides_by_numbers(check, options):
-        why.setdefault("float_mask", f"any number in its {options.spelled['float_mask']!r} but 0 hides a key")
-    elif _numbers_mask(check, options):
-        why.setdefault("float_mask", f"numbers in its {options.spelled['float_mask']!r} mask keys, and are not added")
-    why = refused_masks(check) | why
-    lost = {feature: reason for option, reason in why.items() for feature in OPTIONS[option].features}
-    notes = [unclaimed(f, lost[f]) for f in sorted(lost) if f in check.claims]
-    check, others = without_masks_of_others(check.without(set(lost)), function)
-    return check, [*notes, *others]
-
-
-def _reads_booleans_only(check: ClaimCheck, options: Options) -> bool:
-    """Whether a `mask` of zeros masks: by that name, many functions mean booleans only."""
-    plain = check.run(PLAIN)
-    if not promises_nothing(options.spelled.get("float_mask", "")) or plain.error:
-        return False
-    zeros = check.run(replace(BIASED, pattern=Pattern.ALL))
-    return bool(zeros.error) or not near_outputs(zeros, plain, check.dtype)
-
-
-def _hides_by_numbers(check: ClaimCheck, options: Options) -> bool:
-    """Whether a number for one key in a mask of zeros hides that key, as the boolean mask does."""
-    fitted = fit(BIASED, check.claims)
-    kinds = {Feature.BOOL_MASK, Feature.FLOAT_MASK}
-    unknown = not promises_nothing(options.spelled.get("float_mask", "")) or not kinds <= check.claims.features
-    if unknown or isinstance(fitted, Unsupported):
-        return False
-    problem = build(fitted, check.dtype).forward_only()
-    assert problem.attn_mask is not None
-    at = problem.attn_mask.shape[-1] // 2
-    number, hidden = np.zeros_like(problem.attn_mask), np.ones(problem.attn_mask.shape, bool)
-    number[..., at], hidden[..., at] = 0.5, False
-    one, other, without = (check.answer(problem.but(attn_mask=mask)) for mask in (number, hidden, None))
-    if one.error or other.error or without.error:
-        return False
-    return near_outputs(one, other, check.dtype) and not near_outputs(one, without, check.dtype)
-
-
-def _numbers_mask(check: ClaimCheck, options: Options) -> bool:
-    """Whether 1 for one key in a mask of zeros leaves weight to no other, where adding it would multiply one by e."""
-    fitted = fit(BIASED, check.claims)
-    if not promises_nothing(options.spelled.get("float_mask", "")) or isinstance(fitted, Unsupported):
-        return False
-    problem = build(fitted, check.dtype).forward_only()
-    keys, width = problem.value.shape[-2:]
-    if problem.attn_mask is None or width < keys:
-        return False
-    one = np.zeros_like(problem.attn_mask)
-    one[..., keys // 2] = 1
-    units = np.broadcast_to(np.eye(keys, width), problem.value.shape).astype(problem.value.dtype)
-    outcome = check.answer(problem.but(value=units, attn_mask=one))
-    if outcome.error:
-        return False
-    output = output_of(outcome)
-    expected = np.eye(keys, width)[keys // 2]
-    return output.shape[-1:] == (width,) and near(output, np.broadcast_to(expected, output.shape), check.dtype)

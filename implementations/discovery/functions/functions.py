@@ -49,10 +49,10 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     with_mask_form,
     with_one_head_in_groups,
     with_padding_as_seen,
-    without_ignored,
     without_refused_flag,
     without_refused_masks,
 )
+from attention_conformance.implementations.discovery.functions.ignored_masks import without_ignored
 from attention_conformance.implementations.discovery.functions.kept_weights import WAY, masks_of_dropout
 from attention_conformance.implementations.discovery.functions.layer_numbers import unfelt_layers
 from attention_conformance.implementations.discovery.functions.logs_of_nothing import log_of_nothing_as_seen

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 from attention_conformance.implementations.discovery.claim_checks import MASKED, ClaimCheck
+from attention_conformance.implementations.discovery.cut_masks import is_cut
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.functions.function_masks import (
     BIAS_FORMS,
@@ -50,7 +51,7 @@ def with_pairs_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
         own: Any = masked.function
         hides = call.hides_padding is (polarity is claimed)  # what True means there stays as it is
         formed = in_form(masked, kind, replace(own, form=form, hides_padding=hides), polarity)
-        if has_effect(formed, shaped(MASKED, form)) and hides_padding(formed):
+        if has_effect(formed, shaped(MASKED, form)) and hides_padding(formed) and not is_cut(formed, MASKED):
             return formed
     return check
 
@@ -73,7 +74,7 @@ def _added_by(check: ClaimCheck, call: RenamedCall, name: str, kind: ArrayKind) 
     claiming, polarity = check.claiming({Feature.FLOAT_MASK}), check.claims.conventions.bool_mask
     for form in BIAS_FORMS:
         made = in_form(claiming, kind, replace(call, options=options, bias_form=form), polarity)
-        if has_effect(made, shaped(ADDED, form)):
+        if has_effect(made, shaped(ADDED, form)) and not is_cut(made, ADDED):
             return made
     return None
 

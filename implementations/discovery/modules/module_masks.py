@@ -19,7 +19,9 @@ from attention_conformance.implementations.discovery.claim_checks import (
     near_outputs,
     output_of,
 )
+from attention_conformance.implementations.discovery.cut_masks import AXES, CROWDED, is_cut
 from attention_conformance.implementations.discovery.documented import documented_polarity, states_masks_of_samples
+from attention_conformance.implementations.discovery.documented_axes import most_axes
 from attention_conformance.implementations.discovery.documented_masks import states_padding
 from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
 from attention_conformance.implementations.discovery.modules.context_masks import (
@@ -57,7 +59,6 @@ if TYPE_CHECKING:
 PUBLISHED = ("attn_mask", "key_padding_mask", "is_causal")
 """Names of a well-known interface: what they promise is judged, not observed."""
 BY_KEY = replace(MASKED, mask_shape=MaskShape.KEYS)
-MANY = {"batch": 5, "query_length": 3, "key_length": 3}
 FORMS = (
     *(MaskForm.FLAT, MaskForm.FULL, MaskForm.ONE_HEAD),
     *(MaskForm.SAMPLE, MaskForm.SHARED, MaskForm.LENGTHS_FIRST),
@@ -103,13 +104,13 @@ def with_mask_form(
     if not {"bool_mask", "float_mask"} & set(spelled):
         return call, check, []
     runs = promised and "bool_mask" in spelled and (not observed or _states_polarity(call))
-    if runs and not replace(check, function=call).run(shaped(MASKED, call.form)).error:
+    if runs and not _refuses_or_cuts(call, check, kind):
         return call, check, []
     call = _as_documented(call, kind) if observed else call
     polarities = list(Polarity) if observed and not _states_polarity(call) else [call.polarity]
     polarities.sort(key=lambda polarity: polarity is not call.polarity)
     forms = [form for form in FORMS if call.length_first or form is not MaskForm.LENGTHS_FIRST]
-    forms = _of_many_samples(call, check, forms)
+    forms = _of_many_samples(call, check, forms, _stated_axes(kind, call))
     tried = [replace(call, form=form, polarity=polarity) for polarity in polarities for form in forms]
     for each in tried if "bool_mask" in spelled else ():
         if has_effect(replace(check, function=each), shaped(MASKED, each.form)):
@@ -147,14 +148,29 @@ def _as_documented(call: ModuleCall, kind: object) -> ModuleCall:
     return call if stated is None or _states_polarity(call) else replace(call, polarity=stated)
 
 
-def _of_many_samples(call: ModuleCall, check: ClaimCheck, forms: list[MaskForm]) -> list[MaskForm]:
-    """The forms that raise nothing for more samples than queries: a mask cut to the lengths by its first axes does."""
+def _refuses_or_cuts(call: ModuleCall, check: ClaimCheck, kind: object) -> bool:
+    """Whether a mask in the form that the call has raises, or is one of more axes than it documents, which it cuts."""
+    formed, case = replace(check, function=call), shaped(MASKED, call.form)
+    more = AXES.get(call.form, 4) > _stated_axes(kind, call)
+    return bool(formed.run(case).error) or (more and is_cut(formed, case))
+
+
+def _stated_axes(kind: object, call: ModuleCall) -> int:
+    """How many axes its masks may have by its documentation."""
+    return most_axes(kind, call.options.spelled.get("bool_mask") or call.options.spelled["float_mask"])
+
+
+def _of_many_samples(call: ModuleCall, check: ClaimCheck, forms: list[MaskForm], stated: int) -> list[MaskForm]:
+    """The forms that raise nothing for more samples than queries: a mask cut to the lengths by its first axes does.
+
+    With as many axes as are `stated`, a mask is judged, whatever is cut.
+    """
 
     def answers(form: MaskForm) -> bool:
         each = replace(check, function=replace(call, form=form))
-        return any(not each.run(shaped(case.sized(**MANY), form)).error for case in (MASKED, BIASED))
+        return any(not each.run(shaped(case.sized(**CROWDED), form)).error for case in (MASKED, BIASED))
 
-    return [form for form in forms if answers(form)] or forms
+    return [form for form in forms if AXES.get(form, 4) <= stated or answers(form)] or forms
 
 
 def _stated_of_samples(call: ModuleCall, check: ClaimCheck, kind: object, tried: list[ModuleCall]) -> ModuleCall | None:
