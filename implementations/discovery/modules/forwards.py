@@ -312,7 +312,11 @@ def with_context(call: ModuleCall, kind: type[nn.Module]) -> Iterator[ModuleCall
 
 def _is_context(name: str) -> bool:
     words = words_of(name)
-    return is_input(name) and bool(words & OF_KEYS or {"key", "value"} <= words or role(name) == "key")
+    return (
+        is_input(name)
+        and "mask" not in words
+        and bool(words & OF_KEYS or {"key", "value"} <= words or role(name) == "key")
+    )
 
 
 def with_needed(calls: Sequence[ModuleCall], kind: Any) -> Iterator[ModuleCall]:

@@ -17,6 +17,7 @@ from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.always import Booleans, changes, rows, sees_no_later_key
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
+from attention_conformance.implementations.discovery.modules.self_options import is_alone_with, without_context
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import Problem
@@ -133,6 +134,8 @@ def ranked_masks(call: ModuleCall, check: ClaimCheck) -> Iterator[Ranked]:
         or call.each_sample
     ):
         return
+    if any(is_alone_with(check.claims, feature) for feature in claimed):
+        check = without_context(check)
     sizes, draw = PLAIN.sizes, np.random.default_rng(7)
     extents = {"B": sizes.batch, "H": sizes.num_heads, "Lq": sizes.query_length, "Lk": sizes.key_length, "1": 1}
     judged = {PER_KEY} if spelled.get("key_padding_mask") == name else {str(call.form)}

@@ -57,6 +57,7 @@ from attention_conformance.implementations.discovery.modules.layout import (
     needs_even,
     usual_fit,
 )
+from attention_conformance.implementations.discovery.modules.masks_of_itself import masks_of_itself
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
 from attention_conformance.implementations.discovery.modules.module_forms import found_form, norms_inside
 from attention_conformance.implementations.discovery.modules.module_masks import (
@@ -73,7 +74,11 @@ from attention_conformance.implementations.discovery.modules.promises import (
     is_unscaled,
 )
 from attention_conformance.implementations.discovery.modules.query_key_norms import FoundNorm
-from attention_conformance.implementations.discovery.modules.self_options import in_self_attention_alone
+from attention_conformance.implementations.discovery.modules.self_options import (
+    OF_CONTEXT,
+    alone_with,
+    in_self_attention_alone,
+)
 from attention_conformance.implementations.discovery.modules.stated_bases import stated_base
 from attention_conformance.implementations.discovery.modules.stated_meanings import with_stated_meaning
 from attention_conformance.implementations.discovery.modules.unnamed_module_masks import with_unnamed_mask
@@ -228,7 +233,11 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     refuse_other_forms(make, call, check, variant)
     call = with_own_mask_open(call, check)
     call, check = with_unnamed_mask(call, check, kind) if observed and not published else (call, check)
-    call, check, masks = with_mask_form(call, check, kind, observed, published)
+    of_itself, stated_alone = masks_of_itself(call, check, kind) if observed and not published else (frozenset(), ())
+    check = replace(check, claims=alone_with(check.claims, of_itself)).stating(*stated_alone)
+    context = check.claims.features & OF_CONTEXT if of_itself else frozenset()  # masks are seen without it
+    call, check, masks = with_mask_form(call, check.without(context), kind, observed, published)
+    check = check.claiming(context)
     call = call if published else with_one_head_in_groups(call, check)
     alone = replace(call, flag_with_mask=False)
     call = _unless_only(*((call, alone) if published else (alone, call)), check, CAUSAL, {"is_causal"})
@@ -238,14 +247,15 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     limits = limits_of(make, call)
     if call.form in SHAPES or even or limits:
         fit = partial(fit_of_call, call, even, limits, make.kv_heads)
-        check = replace(check, claims=replace(check.claims, fit=fit))
+        check = replace(check, claims=alone_with(replace(check.claims, fit=fit), of_itself))
     check, sizes = (check, []) if published else with_head_sizes(make, call, check)
     meaning = replace(check.claims.conventions, bool_mask=call.polarity)
     check = replace(check, function=call, claims=replace(check.claims, conventions=meaning))
     check = with_key_mask(check, kind) if observed else check
     call = check.function if isinstance(check.function, ModuleCall) else call
     check, flags = without_flags(call, check) if observed else (check, [])
-    check, seen = as_seen(call, check) if observed else (check, [])
+    check, seen = as_seen(call, check.without(context)) if observed else (check, [])
+    check = check.claiming(context)
     check = in_self_attention_alone(call, kind, check)
     check, stated = without_unstated(kind, call, check)
     check, swallowed = without_swallowed(call, check, published)

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING
 
 from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
 from attention_conformance.implementations.api.fitting import fit, required
-from attention_conformance.implementations.discovery.claim_checks import CAUSAL, OPTION_CASES, ClaimCheck
+from attention_conformance.implementations.discovery.claim_checks import (
+    BIASED,
+    CAUSAL,
+    MASKED,
+    OPTION_CASES,
+    ClaimCheck,
+)
 from attention_conformance.implementations.discovery.documented import said_of
 from attention_conformance.implementations.discovery.extra_options import EXTRA_OPTIONS, UNSEEN
+from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS
 from attention_conformance.spec.cases import Case, Sharing
 from attention_conformance.spec.features import Feature
@@ -24,7 +31,10 @@ CASES = {
     Feature.CAUSAL: CAUSAL,
     **{o.feature: OPTION_CASES[o.feature] for o in EXTRA_OPTIONS if o.feature not in UNSEEN},
 }
-"""A case of each option that may be left out of calls with another sequence; masks are none of these."""
+"""A case of each option that may be left out of calls with another sequence; for masks, see `masks_of_itself`."""
+OF_MASKS = {Feature.BOOL_MASK: MASKED, Feature.FLOAT_MASK: BIASED, Feature.KEY_PADDING: PADDED}
+OF_CONTEXT = {Feature.CROSS, Feature.KEY_VALUE}
+"""What another sequence may be claimed by."""
 OF_OTHERS = r"\b(?:cross(?:[- ]?attention)?|encoder|memory|both|either|always|whether or not|any case"
 EXCLUDED = re.compile(
     r"\b(?:only|alone|not|no|n't|never|without|unless|ignored?|ignores|unused|unaffected|none|irrelevant|meaningless"
@@ -62,7 +72,8 @@ def alone_with(claims: Claims, features: Set[Feature]) -> Claims:
 
 def is_alone_with(claims: Claims, feature: Feature) -> bool:
     """Whether a feature is claimed in self-attention alone, by claims that have another sequence, too."""
-    fitted = fit(CASES[feature], claims) if feature in CASES and Feature.CROSS in claims else None
+    case = {**CASES, **OF_MASKS}.get(feature)
+    fitted = fit(case, claims) if case is not None and Feature.CROSS in claims else None
     return isinstance(fitted, Case) and fitted.module is not None and fitted.module.sharing is Sharing.SELF
 
 
@@ -79,11 +90,11 @@ def promised_for_both(call: ModuleCall, kind: object, name: str) -> bool:
     """Whether what is said of an option names another sequence, and leaves nothing out there."""
     context = call.keywords[1] if len(call.keywords) > 1 else ""
     of_others = re.compile(rf"{OF_OTHERS}{f'|{re.escape(context)}' if context else ''})\b", re.IGNORECASE)
-    said = [part for part in said_of(kind, name) if not _is_signature(part)]
+    said = [part for part in said_of(kind, name) if not is_signature(part)]
     return any(of_others.search(part) and not EXCLUDED.search(part) for part in said)
 
 
-def _is_signature(text: str) -> bool:
+def is_signature(text: str) -> bool:
     """Whether it is a call with the names of all parameters."""
     return re.match(r"\W*(?:def )?\w+\([^()]*\)\W*(?:->.*)?$", text) is not None
 
@@ -96,4 +107,4 @@ def _name_of(call: ModuleCall, feature: Feature) -> str:
 
 def without_context(check: ClaimCheck) -> ClaimCheck:
     """The check of calls without another sequence alone."""
-    return check.without({Feature.CROSS, Feature.KEY_VALUE})
+    return check.without(OF_CONTEXT)
