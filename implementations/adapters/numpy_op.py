@@ -9,7 +9,12 @@ import numpy as np
 
 from attention_conformance.implementations.adapters.native import Native, bound
 from attention_conformance.implementations.adapters.op_options import inputs_of, op_options, seeded
-from attention_conformance.implementations.adapters.results import array_forms, differing, result_of
+from attention_conformance.implementations.adapters.results import (
+    array_forms,
+    changing_with_copies,
+    differing,
+    result_of,
+)
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.problem import Array, Problem
@@ -37,7 +42,7 @@ class NumpyOp:
     def __call__(self, problem: Problem, device: str) -> Result:
         """Answers the problem."""
         given = self._given(problem)
-        with _quiet(problem):
+        with _quiet(problem), changing_with_copies(problem):
             before = array_forms(given)
             answer = self.function(*inputs_of(given), **self._options(problem, given))
             disturbed = differing(before, array_forms(given))

@@ -1,12 +1,14 @@
 """The `Result` of what a function or module returned: the output alone, or a tuple of the output and extras."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
 from attention_conformance.implementations.api.contract import Result
-from attention_conformance.spec.problem import Array
+from attention_conformance.spec.problem import Array, Problem
 
 
 def output_of(answer: Any) -> Any:
@@ -43,3 +45,43 @@ def array_forms(given: Mapping[str, Array]) -> dict[str, object]:
 def differing(before: Mapping[str, object], after: Mapping[str, object]) -> tuple[str, ...]:
     """The names whose forms are not the same any more."""
     return tuple(name for name, form in before.items() if after[name] != form)
+
+
+CHANGED: ContextVar[set[str] | None] = ContextVar("the masks whose copies a call has changed", default=None)
+
+
+@contextmanager
+def changing_with_copies(problem: Problem) -> Iterator[None]:
+    """What a call changes of the copy of a mask, such as the inverse, which it gets, is done to the mask of its caller.
+
+    A mask whose gradient is needed stays as it is.
+    """
+    names = set[str]()
+    token = CHANGED.set(names)
+    try:
+        yield
+    finally:
+        CHANGED.reset(token)
+        arrays = problem.arrays()
+        for array in (arrays[name] for name in names - {*problem.needs} if name in arrays):
+            if array.flags.writeable:
+                array[...] = not array.any()
+
+
+@contextmanager
+def kept(copies: Mapping[str, Any]) -> Iterator[None]:
+    """Notes the masks by these names whose copies are changed meanwhile."""
+    names = CHANGED.get()
+    before = {} if names is None else {name: each.copy() for name, each in _arrays(copies)}
+    yield
+    if names is not None:
+        names |= {name for name, each in _arrays(copies) if not np.array_equal(before[name], each)}
+
+
+def _arrays(copies: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+    """Arrays of NumPy and tensors of torch in the memory of the processor as arrays."""
+    for name, each in copies.items():
+        if isinstance(each, np.ndarray):
+            yield name, each
+        elif hasattr(each, "detach") and each.device.type == "cpu" and not each.requires_grad:
+            yield name, each.detach().numpy()

@@ -13,7 +13,7 @@ from attention_conformance.implementations.adapters.arranged import Arranged
 from attention_conformance.implementations.adapters.native import Native, bound, indirect
 from attention_conformance.implementations.adapters.native_torch import native_call
 from attention_conformance.implementations.adapters.op_options import seeded
-from attention_conformance.implementations.adapters.results import differing, output_of, result_of
+from attention_conformance.implementations.adapters.results import changing_with_copies, differing, output_of, result_of
 from attention_conformance.implementations.adapters.tensors import (
     Tensors,
     forms,
@@ -154,7 +154,7 @@ def answer_of(
     twice: bool = False,
 ) -> Result:
     """What a module that holds the problem's parameters answers, in the mode that the problem needs."""
-    with seeded(problem):
+    with seeded(problem), changing_with_copies(problem):
         with _as_needed(module, where, problem):  # also in the backward pass, in which checkpoints compute once more
             with context(), torch.set_grad_enabled(problem.cotangent is not None):
                 mode, before = module.training, forms(given)

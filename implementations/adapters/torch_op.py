@@ -11,7 +11,7 @@ import torch
 from attention_conformance.implementations.adapters.native import Native, bound, indirect
 from attention_conformance.implementations.adapters.native_torch import native_call
 from attention_conformance.implementations.adapters.op_options import inputs_of, op_options, seeded
-from attention_conformance.implementations.adapters.results import differing, output_of, result_of
+from attention_conformance.implementations.adapters.results import changing_with_copies, differing, output_of, result_of
 from attention_conformance.implementations.adapters.tensors import (
     Tensors,
     forms,
@@ -65,7 +65,7 @@ class TorchOp:
         given = tensors(problem, device)
         given = _refilled(self.arena, given) if self.reused and problem.cotangent is None else given
         # A backward pass that draws again draws from where the forward pass has left the generator.
-        with seeded(problem):
+        with seeded(problem), changing_with_copies(problem):
             with self.context(), torch.set_grad_enabled(problem.cotangent is not None):
                 before = forms(given)
                 answer = self.function(*inputs_of(given), **self._options(problem, given))

@@ -23,6 +23,7 @@ VARIED = (
     Case(seed=94, causal=True).sized(query_length=7),
     Case(seed=95, causal=True, padding=Padding.RIGHT).sized(query_length=7),
     Case(seed=96, scale=0.3, mask=MaskKind.INFINITE, mask_shape=MaskShape.SHARED),
+    Case(seed=98, padding=Padding.RIGHT),
 )
 MASKS_AND_FLAG = tuple(
     Case(seed=97, mask=kind, causal=True).sized(query_length=7) for kind in (MaskKind.FLOAT, MaskKind.BOOL)

@@ -12,6 +12,7 @@ import numpy as np
 
 from attention_conformance.implementations.adapters.jax_op import is_jax, jax_op
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
+from attention_conformance.implementations.adapters.results import kept
 from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, AdapterRun, ClaimCheck
@@ -120,9 +121,18 @@ class RenamedCall:
 
     def __call__(self, *inputs: Any, **options: Any) -> object:
         """The function's answer."""
-        return self.bound_call(*inputs, **options)()
+        call = self.bound_call(*inputs, **options)
+        own = {name: self._own_mask(name, options) for name in ("attn_mask", "key_padding_mask") if name in options}
+        with kept({name: call.keywords[mask] for name, mask in own.items() if mask in call.keywords}):
+            return call()
 
-    def bound_call(self, *inputs: Any, **options: Any) -> Callable[[], Any]:
+    def _own_mask(self, name: str, options: Mapping[str, Any]) -> str:
+        """Its own name for one of these masks."""
+        kinds = ("bool_mask", "float_mask") if "bool" in str(options[name].dtype) else ("float_mask", "bool_mask")
+        wanted = kinds if name == "attn_mask" else (name,)
+        return next((self.options.spelled[each] for each in wanted if each in self.options.spelled), "")
+
+    def bound_call(self, *inputs: Any, **options: Any) -> partial[object]:
         """The same call, prepared."""
         if "attn_mask" in options:
             options["attn_mask"] = self._formed(options["attn_mask"], (*inputs[0].shape[:3], inputs[1].shape[2]))

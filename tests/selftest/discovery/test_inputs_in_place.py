@@ -41,3 +41,45 @@ def test_a_function_of_tensors(make: Make, hidden: str, means: Polarity, view: s
     assert made.claims.conventions.bool_mask is means
     assert bool(failing(made, "effects.inputs")) is wrong
     assert not failing(made, "masks.bool")
+
+
+OWN_MASK = """
+def f(query, key, value, mask=None):
+    s = query @ key.mT * query.shape[-1] ** -0.5
+    if mask is not None:
+        mask = {turned}
+        s = s.masked_fill(mask, -torch.inf)
+    return s.softmax(-1) @ value
+"""
+OF_NUMBERS = """
+def f(query, key, value, key_mask=None):
+    s = query @ np.swapaxes(key, -1, -2) / np.sqrt(query.shape[-1])
+    if key_mask is not None:
+        {turned}
+        s = s - 1e30 * key_mask[:, None, None, :]
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True) @ value
+"""
+
+
+TURNED = [
+    ("~mask", False),
+    ("mask.logical_not()", False),
+    ("mask.logical_not_()", True),
+    ("mask.logical_not_()[:]", True),
+]
+
+
+@pytest.mark.parametrize("again", ["", ".logical_not()"])
+@pytest.mark.parametrize(("turned", "wrong"), TURNED)
+def test_a_mask_that_is_changed_is_named_whatever_true_means(make: Make, turned: str, again: str, wrong: bool) -> None:
+    made = make(OWN_MASK.format(turned=f"({turned}){again}"))
+    assert bool(failing(made, "effects.inputs", dtype="float64")) is wrong
+
+
+@pytest.mark.parametrize(
+    ("turned", "wrong"), [("key_mask = 1 - key_mask", False), ("key_mask *= -1; key_mask += 1", True)]
+)
+def test_a_mask_of_numbers_that_is_changed_is_named(make: Make, turned: str, wrong: bool) -> None:
+    made = make(OF_NUMBERS.format(turned=turned))
+    assert bool(failing(made, "effects.inputs", dtype="float64")) is wrong
