@@ -8,7 +8,8 @@ SINKS = '''
 def f(q, k, v, sinks, sm_scale=None, sliding_window=0):
     """Causal attention with sinks. q: (B, L, Hq, D), k, v: (B, L, Hkv, D), sinks: (Hq,); sliding_window: 0 = all"""
     (samples, length, heads, width), shared = q.shape, k.shape[2]
-    s = torch.einsum("bqhgd,bkhd->bhgqk", q.unflatten(2, (shared, -1)), k) * (width**-0.5 if sm_scale is None else sm_scale)
+    scale = width**-0.5 if sm_scale is None else sm_scale
+    s = torch.einsum("bqhgd,bkhd->bhgqk", q.unflatten(2, (shared, -1)), k) * scale
     at = torch.arange(length)
     hidden = at[None] > at[:, None]
     if sliding_window > 0:
