@@ -1,5 +1,6 @@
 """JAX adapters: a function of JAX arrays becomes an implementation, in one line. JAX is an extra: `pip install jax`."""
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass
@@ -75,6 +76,11 @@ def _wide_enough(dtype: str) -> AbstractContextManager[object]:
 def is_jax(answer: object) -> bool:
     """Whether it is an array of JAX, without importing JAX."""
     return type(answer).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
+def library_of(array: Any) -> Any:
+    """jax.numpy for an array of JAX, which may be traced, so that NumPy can do nothing with it; NumPy for any other."""
+    return sys.modules["jax"].numpy if is_jax(array) else np
 
 
 def _checked(array: Any) -> Array:

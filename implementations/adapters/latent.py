@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.implementations.adapters.jax_op import library_of
 from attention_conformance.spec.optional import optional
 
 torch = optional("torch")
@@ -52,7 +53,9 @@ def as_latents(query: Any, key: Any, value: Any, options: dict[str, Any]) -> Lat
     if not tuple(query.shape[:2]) == tuple(key.shape[:2]) == tuple(value.shape[:2]) or key.shape[2] != value.shape[2]:
         raise ValueError(f"no attention over {query.shape}, {key.shape} and {value.shape}")
     apart, *rows = (x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]) for x in (query, key, value))
-    latent = torch.cat(rows, -1) if torch and isinstance(query, torch.Tensor) else np.concatenate(rows, -1)
+    latent = (
+        torch.cat(rows, -1) if torch and isinstance(query, torch.Tensor) else library_of(query).concatenate(rows, -1)
+    )
     every, d_k = np.eye(latent.shape[-1])[None], key.shape[-1]
     matrices = (_like(query, each) for each in (every[:, :d_k], every[:, d_k:]))
     apart = apart[:, None]

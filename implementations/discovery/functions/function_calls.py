@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.jax_op import is_jax, jax_op
+from attention_conformance.implementations.adapters.jax_op import is_jax, jax_op, library_of
 from attention_conformance.implementations.adapters.numpy_op import numpy_op
 from attention_conformance.implementations.adapters.results import kept
 from attention_conformance.implementations.api.contract import Claims, Unsupported
@@ -171,7 +171,7 @@ class RenamedCall:
             return mask
         if own is MaskForm.WHOLE_KEYS:
             shape = (*mask.shape[:-1], shape[-1])
-        whole = mask.expand(shape) if hasattr(mask, "expand") else np.broadcast_to(mask, shape)
+        whole = mask.expand(shape) if hasattr(mask, "expand") else library_of(mask).broadcast_to(mask, shape)
         of_samples = dict.fromkeys((MaskForm.SAMPLE, MaskForm.NO_HEADS), whole[:, 0])
         if own in (MaskForm.FLAT, MaskForm.EITHER):
             shares = own is MaskForm.EITHER and all(extent == 1 for extent in mask.shape[:-2])
@@ -193,7 +193,7 @@ def _filled(query: Any, shape: tuple[int, int], value: bool | float) -> Any:
     if hasattr(query, "new_full"):
         made = query.new_full(shape, float(value))
         return made.bool() if isinstance(value, bool) else made
-    return np.full(shape, value, bool if isinstance(value, bool) else query.dtype)
+    return library_of(query).full(shape, value, bool if isinstance(value, bool) else query.dtype)
 
 
 def _as_numbers(mask: Any, like: Any, true_as: float) -> Any:
@@ -202,7 +202,7 @@ def _as_numbers(mask: Any, like: Any, true_as: float) -> Any:
         return mask
     if hasattr(mask, "masked_fill"):
         return mask.new_zeros(mask.shape, dtype=like.dtype).masked_fill(mask, true_as)
-    return np.where(mask, true_as, 0.0).astype(like.dtype)
+    return library_of(mask).where(mask, true_as, 0.0).astype(like.dtype)
 
 
 def _as_integers(mask: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.implementations.adapters.jax_op import library_of
 from attention_conformance.implementations.api.contract import Implementation, Result, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import answer, repeatable, safe_call
@@ -165,14 +166,17 @@ class LaidOut:
         if not hasattr(gates, "shape"):
             return gates
         shape = (*gates.shape[:3], width if "E" in self.call.output else gates.shape[3])
-        whole = gates.expand(shape) if self.call.framework == "torch" else np.broadcast_to(gates, shape)
+        whole = self._broadcast(gates, shape)
         sizes = dict(zip(OP, shape, strict=True)) | {"N": shape[0] * shape[1], "E": shape[1] * shape[3]}
         permuted = self._permuted(whole, OP, _separate(self.call.output))
         return permuted.reshape([sizes[axis] for axis in self.call.output])
 
     def _whole(self, mask: Any, query: Any, key: Any) -> Any:
         shape = (*query.shape[:3], key.shape[2])
-        return mask.expand(shape) if self.call.framework == "torch" else np.broadcast_to(mask, shape)
+        return self._broadcast(mask, shape)
+
+    def _broadcast(self, x: Any, shape: tuple[int, ...]) -> Any:
+        return x.expand(shape) if self.call.framework == "torch" else library_of(x).broadcast_to(x, shape)
 
     def _part(self, part: Any, query: Any) -> Any:
         """Another part of the answer, with B and H apart."""
@@ -217,7 +221,7 @@ class LaidOut:
         shape = (*query.shape[:3], value.shape[3])
         if outputs:
             return stacked(outputs).reshape(shape)
-        return query.new_zeros(shape) if self.call.framework == "torch" else np.zeros(shape, query.dtype)
+        return query.new_zeros(shape) if self.call.framework == "torch" else library_of(query).zeros(shape, query.dtype)
 
 
 def attends_elsewhere(made: Implementation, device: str) -> bool:

@@ -41,11 +41,11 @@ class HeadsApart:
     def __call__(self, query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
         """The function's answer."""
         answer = self.function(query, key, value, *others, **options)
-        output, *rest = answer if isinstance(answer, tuple | list) else (answer,)
+        output, *rest = parts_of(answer)
         heads, tokens = query.shape[1:3] if self.heads_first else query.shape[2:0:-1]
         apart = output.reshape((query.shape[0], tokens, heads, value.shape[-1]))
         apart = apart.swapaxes(1, 2) if self.heads_first else apart
-        return (apart, *rest) if isinstance(answer, tuple | list) else apart
+        return (apart, *rest) if rest or isinstance(answer, tuple | list) else apart
 
 
 def with_plain_output(function: Callable[..., Any], device: str) -> Callable[..., Any]:
