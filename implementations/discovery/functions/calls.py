@@ -8,6 +8,7 @@ that is summed over (key, component of query and key) changes them all.
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import permutations, product
 from typing import Any
 
@@ -119,6 +120,32 @@ def find_call(
     if unsure is not None:
         return unsure
     raise TargetError(f"no way to call it was found: {why}")
+
+
+def named_call(function: Callable[..., Any], device: str, axes: str, kinds: Iterable[str] = KINDS) -> FunctionCall:
+    """How a function is called that is given a number of heads, by its names, with (B, L, E) or (L, B, E) as `axes`.
+
+    It answers a query in its own shape there; which numbers it answers is for the clauses to judge.
+
+    Raises:
+        TargetError: its inputs have no such names, it takes no number of heads, or its answer has another shape.
+    """
+    signature = signature_of(function)
+    inputs, keyword = call_inputs(signature)
+    heads = next((name for name in HEAD_COUNTS if name in signature.parameters and name not in inputs), "")
+    roles = tuple(role(name) or "" for name in inputs)
+    if not heads or {*roles} != {*INPUTS} or states_heads_in_samples(as_written(function)):
+        raise TargetError("its names do not state how it is called")
+    lengths = {"query": UNLIKE["L"], "key": UNLIKE["L"] + 2, "value": UNLIKE["L"] + 2}
+    shapes = [[{**UNLIKE, "L": lengths[each]}[axis] for axis in axes] for each in roles]
+    rng = np.random.default_rng(4)
+    arrays = [rng.standard_normal(shape) for shape in shapes]
+    for always, framework in product(always_given(signature, inputs, (heads,)), kinds):
+        call = FunctionCall(framework, inputs, keyword, heads, EXTENTS[0], always, roles, axes, axes, packed=True)
+        output = safe_call(partial(Attempt(function, call, len(axes), device).output, arrays)).value
+        if output is not None and list(output.shape) == shapes[roles.index("query")]:
+            return call
+    raise TargetError("its answer is not of the shape of its query")
 
 
 def call_inputs(signature: inspect.Signature) -> tuple[tuple[str, ...], bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,7 +18,13 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import answer, repeatable, safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED
 from attention_conformance.implementations.discovery.documented import as_written
-from attention_conformance.implementations.discovery.functions.calls import KINDS, UNSURE, FunctionCall, find_call
+from attention_conformance.implementations.discovery.functions.calls import (
+    KINDS,
+    UNSURE,
+    FunctionCall,
+    find_call,
+    named_call,
+)
 from attention_conformance.implementations.discovery.functions.libraries import kinds_for
 from attention_conformance.implementations.discovery.functions.one_input import OneInput
 from attention_conformance.implementations.discovery.functions.one_sample import stacked
@@ -282,15 +289,23 @@ def _stated_axes(written: object) -> list[list[str]]:
     return [re.split(r"[,\s]+", axes.strip().lower()) for axes in (*AXES.findall(text), *own)]
 
 
+def _seen_or_named(function: Callable[..., Any], device: str, kinds: Iterable[str]) -> FunctionCall | None:
+    """How it is called by what it answers, or else by the names and the documentation of its inputs."""
+    with suppress(TargetError):
+        call = find_call(function, device, kinds, completed=True)
+        if UNSURE not in call.evidence:
+            return call
+    lengths_first = any(axes[0] in OF_TOKENS and len(axes) == 3 for axes in _stated_axes(as_written(function)))
+    with suppress(TargetError):
+        return named_call(function, device, "LBE" if lengths_first else "BLE", kinds)
+    return None
+
+
 def laid_out(function: Callable[..., Any], device: str) -> tuple[LaidOut, ...]:
     """The ways in which the suite can call it in a layout of its own; none where none is seen, or not sure."""
     kinds = kinds_for(function, KINDS)
-    try:
-        call = find_call(function, device, kinds, completed=True)
-    except TargetError:
-        return ()
-    unstated = call.axes.endswith("DL") and not states_columns(as_written(function))
-    if UNSURE in call.evidence or unstated:
+    call = _seen_or_named(function, device, kinds)
+    if call is None or (call.axes.endswith("DL") and not states_columns(as_written(function))):
         return ()
     if {"B", "H"} <= {*call.axes} and states_heads_first(as_written(function)):
         call = replace(call, axes=call.axes.translate(EXCHANGED), output=call.output.translate(EXCHANGED))

@@ -78,3 +78,36 @@ def test_what_is_returned_on_request_is_judged_in_other_layouts(make: Make, divi
     made = make(LOGS.format(divided=divided))
     assert Feature.LOG_SUM_EXP in made.claims
     assert bool(failing(made, "softmax.log-sum-exp")) is wrong
+
+
+NAMED = '''
+def f(query, key, value, num_heads):
+    """query: ({axes}), key and value: ({axes})"""
+    {turned}
+    apart = lambda x: x.reshape({into}
+    p = (apart(query) @ apart(key).mT / (query.shape[-1] / num_heads) ** 0.5).softmax(-1)
+    merged = p @ apart(value)
+    merged = merged{back}.reshape(query.shape)
+    return merged{again}
+'''
+SPLIT_RIGHT, SPLIT_WRONG = (
+    "*x.shape[:2], num_heads, -1).transpose(1, 2)",
+    "len(x), num_heads, x.shape[1], -1)",
+)
+TURNS = {
+    "B, L, E": ("pass", ""),
+    "L, B, E": ("query, key, value = (x.transpose(0, 1) for x in (query, key, value))", ".transpose(0, 1)"),
+}
+
+
+@pytest.mark.parametrize("axes", TURNS)
+@pytest.mark.parametrize(
+    ("into", "back", "wrong"),
+    [(SPLIT_RIGHT, ".transpose(1, 2)", False), (SPLIT_RIGHT, "", True), (SPLIT_WRONG, ".transpose(1, 2)", True)],
+)
+def test_heads_that_are_mixed_up_are_judged_by_the_names_of_the_inputs(
+    make: Make, axes: str, into: str, back: str, wrong: bool
+) -> None:
+    turned, again = TURNS[axes]
+    made = make(NAMED.format(axes=axes, turned=turned, into=into, back=back, again=again))
+    assert bool(failing(made, "scores.dot-product", dtype="float64")) is wrong
