@@ -264,6 +264,10 @@ class Options:
             for name, known in self.misspelled.items()
         ]
 
+    def knowing(self, names: Set[str]) -> Options:
+        """The same where these parameters are known by what they do."""
+        return replace(self, misspelled={own: like for own, like in self.misspelled.items() if own not in names})
+
     def implying(self, premises: Premises) -> Options:
         """The same without the options that premises make needless; gains are given wherever they are taken."""
         implied = {n for n, each in OPTIONS.items() if any(map(premises.implies, each.features))}

@@ -188,4 +188,5 @@ class MaskForm(StrEnum):
     LENGTHS_FIRST = "(Lq, Lk, B)"
     SHARED = "(Lq, Lk)"
     HEADS = "(H, Lq, Lk)"
+    ONE_SAMPLE = "(1, H, Lq, Lk)"
     EITHER = "(Lq, Lk) where it is the same for all samples and heads, (B * H, Lq, Lk) elsewhere"

@@ -183,7 +183,7 @@ def tables_of(make: Constructor, module: nn.Module, call: Call) -> Mapping[str, 
         paths = [
             path
             for path, p in oblong(oblong.width, oblong.heads).named_parameters()
-            if len(p) == count and _is_of_biases(path)
+            if len(p) == count and is_of_biases(path)
         ]
         found |= {f"the rows of {path}": WindowRows(tables(path)) for path in paths}
     return found
@@ -195,7 +195,7 @@ def _buckets(make: Constructor, call: Call, count: int, longest: int, one_sided:
         return {}
     module = safe_call(partial(make, make.width, make.heads)).value
     parameters = module.named_parameters() if module is not None else ()
-    paths = [path for path, p in parameters if len(p) == count and _is_of_biases(path)]
+    paths = [path for path, p in parameters if len(p) == count and is_of_biases(path)]
     tables = partial(Tables, partial(built_for, make, True), call)
     return {f"the rows of {path}": BucketRows(tables(path), count, longest, one_sided) for path in paths}
 
@@ -245,6 +245,7 @@ def _number(owner: nn.Module, names: Collection[str]) -> int:
     return next((number for number in found if isinstance(number, int) and number), 0)
 
 
-def _is_of_biases(path: str) -> bool:
+def is_of_biases(path: str) -> bool:
+    """Whether a parameter is a table of biases of relative positions by its name."""
     words = words_of(path.replace(".", "_"))
     return bool(words & {"relative", "rel"}) and bool(words & {"bias", "table", "embedding"})

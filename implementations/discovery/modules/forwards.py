@@ -46,7 +46,6 @@ from attention_conformance.implementations.discovery.signatures import (
     Options,
     by_keyword,
     check_order,
-    is_variadic,
     known_names,
     positional,
     read_options,
@@ -74,10 +73,6 @@ LISTED = (INPUTS, ("query", "value", "key"), ("value", "key", "query"))
 """The orders in which such a list may come."""
 MOST_TABLES = 200
 """Combinations of what is given so that it changes nothing."""
-MOST_SECOND = 3
-"""Parameters that are tried as an input of key and value."""
-MOST_NEEDED = 8
-"""Those of what may be left out, by its default."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +108,7 @@ class ModuleCall:
             square of tokens, (B, L ** 0.5, L ** 0.5, E), 5 for (B, 1, L, E); see `spatial` for answers in heads.
         gates_axes: whether factors of heads come as (1, H, 1, 1), not as (H,).
         packing: how it takes all samples in one sequence, (B * L, E); None: it takes batches.
+        bias_form: the shape in which it takes added numbers by a parameter that is not that of masks; None: as masks.
     """
 
     inputs: int = 3
@@ -142,6 +138,7 @@ class ModuleCall:
     spatial: int = 0
     gates_axes: bool = False
     packing: Packing | None = None
+    bias_form: MaskForm | None = None
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         """The module's answer to the problem's tensors, with the output as (B, Lq, width)."""
@@ -235,8 +232,9 @@ class ModuleCall:
         if problem.causal and not (self.flag_with_mask and "bool_mask" in self.options):
             options.pop("attn_mask")
         if "attn_mask" in options:
-            own = given.get("attn_mask")
-            options["attn_mask"] = in_form(self.form, options["attn_mask"], own, problem, self.polarity)
+            own, mask = given.get("attn_mask"), options["attn_mask"]
+            form = self.form if self.bias_form is None or mask.dtype is torch.bool else self.bias_form
+            options["attn_mask"] = in_form(form, mask, own, problem, self.polarity)
         for name in ("attn_mask", "key_padding_mask"):
             if self.true_as and name in options and options[name].dtype is torch.bool:
                 options[name] = given["query"].new_zeros(options[name].shape).masked_fill(options[name], self.true_as)
@@ -289,53 +287,6 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
         yield from (replace(alone, tables={second: Neutral.NONE, **tables}) for tables in every)
         masked = product(MASKS if second.lower() in LETTERS else (), every)
         yield from (replace(alone, unread="", tables={second: mask, **tables}) for mask, tables in masked)
-
-
-def with_context(call: ModuleCall, kind: type[nn.Module]) -> Iterator[ModuleCall]:
-    """The calls of one input with another of key and value, which may be left out; the likelier first.
-
-    Whatever is named, and is no mask, place, table or option, may be such an input.
-    """
-    signature = inspect.signature(kind.forward)
-    whole = list(signature.parameters.values())[1:]
-    inputs = inputs_in(signature.replace(parameters=whole))
-    if call.inputs != 1 or not inputs or inputs[0].kind is inspect.Parameter.POSITIONAL_ONLY:
-        return
-    contexts = [p.name for p in whole if not required(p) and not is_variadic(p) and _is_context(p.name)]
-    others = [p.name for p in whole if p.default is None and p.name not in KNOWN_NAMES and is_input(p.name)]
-    masks = [p.name for p in whole if {"mask"} < words_of(p.name) and words_of(p.name) & OF_KEYS]
-    own = set(call.options.named.spelled.values()) - {*masks}
-    masked = {name: masks[0] for name in own if "mask" in words_of(name)} if len(masks) == 1 else {}
-    for name in contexts if len(contexts) == 1 else () if contexts else others[:MOST_SECOND]:
-        yield replace(call, inputs=2, keywords=(inputs[0].name, name), optional=True, of_context=masked)
-
-
-def _is_context(name: str) -> bool:
-    words = words_of(name)
-    return (
-        is_input(name)
-        and "mask" not in words
-        and bool(words & OF_KEYS or {"key", "value"} <= words or role(name) == "key")
-    )
-
-
-def with_needed(calls: Sequence[ModuleCall], kind: Any) -> Iterator[ModuleCall]:
-    """The calls with tables, a mask, or positions, for a module that needs them, though they may be left out."""
-    whole = [p for p in inspect.signature(kind.forward).parameters.values() if p.default is None]
-    names = [p.name for p in whole if words_of(p.name) & TABLE_WORDS and p.name not in KNOWN_NAMES]
-    inputs = [p.name for p in [*inspect.signature(kind.forward).parameters.values()][1:] if required(p)]
-    second = [p.name for p in whole if p.name == "y" or _is_context(p.name)]
-    if len(inputs) == len(second) == 1:
-        keywords = (inputs[0], second[0])
-        yield from (replace(call, inputs=2, keywords=keywords) for call in calls if call.inputs == 1)
-    for call, neutral in product(calls, islice(combined(names), MOST_NEEDED) if names else ()):
-        yield replace(call, tables={**call.tables, **neutral})
-    several = [combination for combination in product((None, Neutral.PLACES), (None, *MASKS)) if any(combination)]
-    for call, given in product(calls, sorted(several, key=lambda each: None not in each)):
-        own = [call.options.named.spelled.get(option, "") for option in ("query_positions", "bool_mask")]
-        tables = {name: each for name, each in zip(own, given, strict=True) if each is not None}
-        if "" not in tables and not {*tables} & {*call.tables}:
-            yield replace(call, tables={**call.tables, **tables})
 
 
 def inputs_in(signature: inspect.Signature) -> list[inspect.Parameter]:

@@ -174,7 +174,7 @@ def fit_of_call(call: ModuleCall, even_heads: bool, limits: Limits, kv_heads: in
     case = limits.within(case)
     width = case.sizes.d_k + case.sizes.d_k % 2
     even = case.sized(d_k=width, d_v=width if case.sizes.d_v == case.sizes.d_k else case.sizes.d_v)
-    formed = fit_form(even if even_heads else case, call.form)
+    formed = fit_form(even if even_heads else case, call.form, call.bias_form)
     return formed if isinstance(formed, Unsupported) else usual_fit(call, kv_heads)(formed)
 
 

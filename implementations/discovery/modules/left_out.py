@@ -33,8 +33,8 @@ USUAL = ("bias", "batch_first")
 """Flags that are set wherever there are any."""
 
 
-def left_out(make: Constructor, call: ModuleCall) -> list[str]:
-    """The notes on it; nothing where there is none."""
+def left_out(make: Constructor, call: ModuleCall, judged: Collection[str] = ()) -> list[str]:
+    """The notes on it; nothing where there is none. `judged`: what is given elsewhere."""
     flags = [f"{name}={given}" for name, given in make.options.items() if _is_stated(name, given)]
     outside = [*make.left_out, *(f"{path!r} ({fill})" for path, fill in make.held.items())]
     outside += [f"the rotation of {name!r}" for name in make.unrotated]
@@ -42,7 +42,7 @@ def left_out(make: Constructor, call: ModuleCall) -> list[str]:
     outside += [f"{call.unread!r}, which changes nothing"] if call.unread else []
     outside += ["the input that it adds"] if call.tap else []
     outside += ["returned weights, which it refuses"] if _refuses_weights(make, call) else []
-    outside += [repr(name) for name in never_given(make.kind, call)]
+    outside += [repr(name) for name in never_given(make.kind, call) if name not in judged]
     more = [f"and {len(outside) - MOST_NAMED} more"] if len(outside) > MOST_NAMED else []
     built = [f"built with {', '.join(flags)}"] if flags else []
     return [*built, *([f"judged without {', '.join([*outside[:MOST_NAMED], *more])}"] if outside else [])]

@@ -27,6 +27,9 @@ def in_form(
     if form in (MaskForm.SAMPLE, MaskForm.LENGTHS_FIRST) and mask.ndim == 3:
         of_samples = mask.view(-1, problem.num_heads, *mask.shape[1:])[:, 0]
         return of_samples if form is MaskForm.SAMPLE else of_samples.permute(1, 2, 0)
+    if form in (MaskForm.HEADS, MaskForm.ONE_SAMPLE) and mask.ndim == 3:
+        of_heads = mask[: problem.num_heads]
+        return of_heads if form is MaskForm.HEADS else of_heads[None]
     same = form is MaskForm.SHARED or (form is MaskForm.EITHER and given.ndim == 2)
     return polarised(given, polarity) if same else mask
 

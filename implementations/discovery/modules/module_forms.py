@@ -32,9 +32,8 @@ from attention_conformance.implementations.discovery.modules.forwards import (
     OwnRefusalError,
     forward_calls,
     settled,
-    with_context,
-    with_needed,
 )
+from attention_conformance.implementations.discovery.modules.further_inputs import with_context, with_needed
 from attention_conformance.implementations.discovery.modules.layout import length_first
 from attention_conformance.implementations.discovery.modules.more_than_attention import refuse_more_than_attention
 from attention_conformance.implementations.discovery.modules.parameters import check_parameters, find_places, names_of

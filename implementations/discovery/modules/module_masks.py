@@ -69,15 +69,18 @@ SHAPES = {
     MaskForm.SHARED: MaskShape.SHARED,
     MaskForm.LENGTHS_FIRST: MaskShape.SAMPLE,
     MaskForm.HEADS: MaskShape.HEADS_ONLY,
+    MaskForm.ONE_SAMPLE: MaskShape.HEADS_ONLY,
 }
 """The axes of masks that are the same for all heads, for all samples, or for both."""
 OF_SAMPLES = (MaskShape.SAMPLE, MaskShape.SHARED, MaskShape.KEYS, MaskShape.QUERIES, MaskShape.KEYS_ONLY)
+OF_HEADS = (MaskShape.HEAD, MaskShape.HEADS_ONLY, MaskShape.SHARED, MaskShape.KEYS_ONLY)
 COARSER = {
     MaskForm.ONE_HEAD: OF_SAMPLES,
     MaskForm.SAMPLE: OF_SAMPLES,
     MaskForm.LENGTHS_FIRST: OF_SAMPLES,
     MaskForm.SHARED: (MaskShape.SHARED, MaskShape.KEYS_ONLY),
-    MaskForm.HEADS: (MaskShape.HEAD, MaskShape.HEADS_ONLY, MaskShape.SHARED, MaskShape.KEYS_ONLY),
+    MaskForm.HEADS: OF_HEADS,
+    MaskForm.ONE_SAMPLE: OF_HEADS,
 }
 """The axes that masks of these forms can have."""
 
@@ -258,7 +261,7 @@ def fit_form(case: Case, form: MaskForm, bias_form: MaskForm | None = None) -> C
     """
     form = bias_form if bias_form is not None and case.mask in (MaskKind.FLOAT, MaskKind.INFINITE) else form
     of_samples = case.mask_shape is MaskShape.KEYS and case.mask is not MaskKind.NONE
-    if form in (MaskForm.SHARED, MaskForm.HEADS) and of_samples:
+    if form in (MaskForm.SHARED, MaskForm.HEADS, MaskForm.ONE_SAMPLE) and of_samples:
         return Unsupported("its masks are the same for all samples")
     return shaped(case, form)
 

@@ -34,6 +34,7 @@ from attention_conformance.implementations.discovery.functions.size_limits impor
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.added_positions import positions_judged
+from attention_conformance.implementations.discovery.modules.biases import IN_ITS, biases_next_to_masks, forms_of
 from attention_conformance.implementations.discovery.modules.constructed_options import with_constructed_options
 from attention_conformance.implementations.discovery.modules.constructors import without_other_widths
 from attention_conformance.implementations.discovery.modules.context_masks import BOTH_MASKS
@@ -66,9 +67,10 @@ from attention_conformance.implementations.discovery.modules.promises import (
     padding_polarity,
 )
 from attention_conformance.implementations.discovery.modules.renewed import without_needless_emptying
+from attention_conformance.implementations.discovery.modules.replaced_tables import with_replaced_tables
 from attention_conformance.implementations.discovery.modules.torch_inside import without_rows_of_torch
 from attention_conformance.implementations.discovery.modules.value_widths import with_value_width
-from attention_conformance.implementations.discovery.modules.whole_modules import as_built
+from attention_conformance.implementations.discovery.modules.whole_modules import as_built, plain_problem
 from attention_conformance.implementations.discovery.modules.window_options import with_window_option
 from attention_conformance.implementations.discovery.padded_positions import padded_positions_as_seen
 from attention_conformance.implementations.discovery.rows_without_keys import empty_rows_of_window
@@ -137,6 +139,8 @@ def module_candidate(
     kept = {SHORTER_DOCUMENT, BOTH_MASKS, *(PROMISED if published else ())}
     alternatives = {other: run for other, run in other_calls(plan) if other in kept or check.succeeds(run)}
     alternatives |= dict(calls_after_flags(plan))
+    biases = {} if published else biases_next_to_masks(plan.call, plan.check, kind)
+    alternatives |= {IN_ITS.format(name): plan.run(way) for name, way in biases.items()}
     features = claims.features.union(EXTRA_FEATURES[extra.name] for extra in plan.extras)
     claims = replace(claims, fit=fit_of_heads(plan.make, claims), conventions=claims.conventions.claiming(settings))
     claims = replace(claims, features=features if alternatives else features - {Feature.ALTERNATIVES})
@@ -147,6 +151,8 @@ def module_candidate(
     whole = partial(as_built, felt=felt) if plan.in_parts else own_backward
     modes = modes | whole(plan.make, plan.call, replace(check, claims=claims))
     judged = replace(check, claims=claims)
+    given = forms_of(plan.call, biases)
+    modes = with_replaced_tables(modes, plan.make, plan.call, given, plain_problem(judged) if given else None)
     refused, broken = without_other_widths(plan.make)
     notes = (*notes, unclaimed("input-widths", refused)) if refused else notes
     findings = {"kdim": f"not judged: {broken}"} if published and broken else {}
@@ -159,11 +165,13 @@ def module_candidate(
         | mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
     )
     findings = findings | unused_caches(kind, alternatives, modes)
-    findings = findings | inputs_left_out(plan.make, plan.call, positions_judged(modes), felt)
+    findings = findings | inputs_left_out(plan.make, plan.call, {*positions_judged(modes), *biases}, felt)
     findings = findings | not_judged(modes, plan.make, plan.call, judged) | unknown_masks(plan.call, judged)
     as_seen = () if published or plan.documented else masks_as_seen(plan.call.options, judged)
-    check = check.stating(*left_out(plan.make, plan.call), *limits_stated(alternatives.values(), modes))
-    before = [*always, *plan.call.options.notes, *mode, *check.stated]
+    check = check.stating(*(f"numbers are added as its {name!r}, too" for name in biases))
+    check = check.stating(*left_out(plan.make, plan.call, biases), *limits_stated(alternatives.values(), modes))
+    options = plan.call.options.knowing({*biases})
+    before = [*always, *options.notes, *mode, *check.stated]
     notes = (
         f"a module class, {layout}",
         *before,

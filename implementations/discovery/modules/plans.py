@@ -36,6 +36,7 @@ from attention_conformance.implementations.discovery.extras import (
 )
 from attention_conformance.implementations.discovery.key_masks import with_key_mask
 from attention_conformance.implementations.discovery.mask_notes import without_masks_of_others
+from attention_conformance.implementations.discovery.modules.biases import with_bias
 from attention_conformance.implementations.discovery.modules.constructor_names import EXACT
 from attention_conformance.implementations.discovery.modules.constructors import (
     LOOKS,
@@ -239,13 +240,15 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     call, check, masks = with_mask_form(call, check.without(context), kind, observed, published)
     check = check.claiming(context)
     call = call if published else with_one_head_in_groups(call, check)
+    call, check, of_bias = (call, check, frozenset()) if published else with_bias(call, check, kind)
+    of_itself |= of_bias
     alone = replace(call, flag_with_mask=False)
     call = _unless_only(*((call, alone) if published else (alone, call)), check, CAUSAL, {"is_causal"})
     both = replace(BIASED, mask_shape=MaskShape.SHARED, padding=Padding.RIGHT)
     call = _unless_only(call, replace(call, float_padding=False), check, both, {"key_padding_mask", "float_mask"})
     even = call.rotates or (needs_even(make, call) and not published)
     limits = limits_of(make, call)
-    if call.form in SHAPES or even or limits:
+    if {call.form, call.bias_form} & SHAPES.keys() or even or limits:
         fit = partial(fit_of_call, call, even, limits, make.kv_heads)
         check = replace(check, claims=alone_with(replace(check.claims, fit=fit), of_itself))
     check, sizes = (check, []) if published else with_head_sizes(make, call, check)
