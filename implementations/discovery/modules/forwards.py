@@ -14,6 +14,7 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.mha_interface import inputs_of, mask_options, polarised
 from attention_conformance.implementations.adapters.op_options import extra_options
+from attention_conformance.implementations.adapters.results import kept
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.safe_call import repeatable, safe_call
 from attention_conformance.implementations.discovery.modules.bare import tapped
@@ -142,10 +143,18 @@ class ModuleCall:
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         """The module's answer to the problem's tensors, with the output as (B, Lq, width)."""
-        return self.bound_call(module, given, problem)()
+        inputs, options = self._arguments(given, problem)
+        names = {name: own for name, own in self._own_masks(len(inputs)) if own in options}
+        call = self._prepared(module, inputs, options, problem.num_heads)
+        with kept({name: options[own] for name, own in names.items()}):
+            return call()
 
     def bound_call(self, module: nn.Module, given: Tensors, problem: Problem) -> Callable[[], Any]:
-        """The same, with layout, masks and options converted."""
+        """The same, prepared."""
+        return self._prepared(module, *self._arguments(given, problem), problem.num_heads)
+
+    def _arguments(self, given: Tensors, problem: Problem) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        """Its inputs and what else it is given, with layout, masks and options converted."""
         arranged = {x: x.transpose(0, 1) if self.length_first else x for x in dict.fromkeys(inputs_of(given))}
         by_role = dict(zip(INPUTS, (arranged[x] for x in inputs_of(given)), strict=True))
         inputs = [by_role[name] for name in self.order[: self.inputs]]
@@ -155,7 +164,14 @@ class ModuleCall:
             options = {self.of_context.get(name, name): option for name, option in options.items()}
             if self.own_open and {*self.of_context.values()} & {*options}:
                 options |= dict.fromkeys(self.of_context, self._open(given["query"]))
-        return self._prepared(module, inputs, options, problem.num_heads)
+        return inputs, options
+
+    def _own_masks(self, inputs: int) -> Iterator[tuple[str, str]]:
+        """Masks of a problem, each with its own name for it, of so many inputs."""
+        of_problem = {"bool_mask": "attn_mask", "float_mask": "attn_mask", "key_padding_mask": "key_padding_mask"}
+        for option, name in of_problem.items():
+            own = self.options.spelled.get(option, "")
+            yield name, self.of_context.get(own, own) if inputs > 1 else own
 
     def _open(self, query: torch.Tensor) -> torch.Tensor:
         """A mask of the queries' tokens, (B, Lq), that hides none, as its masks are given."""

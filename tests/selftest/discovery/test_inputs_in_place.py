@@ -83,3 +83,27 @@ def test_a_mask_that_is_changed_is_named_whatever_true_means(make: Make, turned:
 def test_a_mask_of_numbers_that_is_changed_is_named(make: Make, turned: str, wrong: bool) -> None:
     made = make(OF_NUMBERS.format(turned=turned))
     assert bool(failing(made, "effects.inputs", dtype="float64")) is wrong
+
+
+MODULE = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def forward(self, x, mask=None):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        s = q @ k.mT * q.shape[-1] ** -0.5
+        if mask is not None:
+            {changed}
+            s = s + mask{axes}
+        return self.out((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+IN_PLACE = "mask *= -1; mask += 1; mask *= -1e30"
+
+
+@pytest.mark.parametrize("axes", ["[:, None, None]", "[:, None]"])
+@pytest.mark.parametrize(("changed", "wrong"), [("mask = (1.0 - mask) * -1e30", False), (IN_PLACE, True)])
+def test_a_module_that_changes_its_mask_is_named(make: Make, axes: str, changed: str, wrong: bool) -> None:
+    made = make(MODULE.format(changed=changed, axes=axes))
+    assert bool(failing(made, "effects.inputs", dtype="float64")) is wrong
+    assert not failing(made, "masks.*", dtype="float64")
