@@ -60,10 +60,13 @@ NEGATED_BEFORE = re.compile(r"\b(?:not|no|never|non|without|neither|nor|\w+n't)\
 """A negation that may belong to what stands behind it."""
 PLAIN = re.compile(
     r"keep|kept|attend(?:ed|s)?(?: to)?|takes? part|taking part|participates?|masked(?: out)?|mask out|ignored?"
-    r"|excluded?|hidden|hides?|pads?|padded|padding|real|visible|unmasked|allowed|attention is allowed",
+    r"|excluded?|hidden|hides?|pads?|padded|padding|real|visible|unmasked|allowed"
+    r"|attention is allowed",
     re.IGNORECASE,
 )
 """Effects that one value alone states without doubt."""
+VALID_TOKENS = re.compile(rf"valid {OF_TOKENS}\b", re.IGNORECASE)
+"""So do these words, and "valid" alone does not."""
 OF_ADDED = re.compile(r"\binf(?:inity)?\b|negative|-1e|\badd(?:ed|itive)\b", re.IGNORECASE)
 """Words of a mask whose numbers are added: a 0 shows a key there."""
 DOUBTFUL = re.compile(
@@ -115,8 +118,8 @@ def statements_in(sentence: str, name: str) -> Iterator[tuple[bool, Polarity, bo
         on = value[0] in "t1o"
         shows = re.fullmatch(EFFECTS[Polarity.MAY_ATTEND], effect, re.IGNORECASE) is not None
         shown = (shows != bool(match["negated"])) == on
-        plain = PLAIN.fullmatch(effect) is not None
-        yield on, Polarity.MAY_ATTEND if shown else Polarity.MASKED_OUT, plain
+        plain = PLAIN.fullmatch(effect) or VALID_TOKENS.match(text, match.start("effect"))
+        yield on, Polarity.MAY_ATTEND if shown else Polarity.MASKED_OUT, plain is not None
 
 
 TRUTHS = ("true", "false")

@@ -51,6 +51,7 @@ from attention_conformance.implementations.discovery.modules.held_arrays import 
 )
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
 from attention_conformance.implementations.discovery.modules.neutrals import combined
+from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, words_of
 
@@ -138,8 +139,7 @@ class Weighted:
                 name: _converted(each.given(batch, batch, weights.heads), weights.into) for name, each in tables.items()
             }
             answer = self._seen(partial(self.answer, weights.width, weights.heads, given), inputs, options)
-            parts = answer if isinstance(answer, tuple | list) else (answer,)
-            for part in parts:
+            for part in parts_of(answer):
                 if getattr(part, "shape", None) is not None and tuple(part.shape) == tuple(x.shape):
                     return part
         return None

@@ -137,6 +137,8 @@ STATED = "boolean (b, m), True for the tokens that exist, False for the padded o
         ("(b, m), True = masked out", TRUE_HIDES, False),
         ("(b, m) boolean mask of padding", TRUE_HIDES, False),
         ("(b, m), True = valid", TRUE_HIDES, False),
+        ("(b, m) bool, True for the valid tokens of the context", TRUE_HIDES, True),
+        ("(b, m) bool, True for the valid tokens of the context", TRUE_SHOWS, False),
     ],
 )
 def test_a_mask_that_is_the_other_way_round_fails(make: Make, said: str, hidden: str, wrong: bool) -> None:
