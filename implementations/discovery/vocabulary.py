@@ -119,6 +119,19 @@ def is_open_mask(name: str) -> bool:
     return name in MASK_NAMES or (name not in KNOWN_NAMES and (of_mask or name.lower() in NAMES_OF_PADDING))
 
 
+OF_SCORES = {
+    *("position", "positional", "pos", "relative", "rel", "distance", "pair", "spatial"),
+    *("attn", "attention", "score", "scores", "logits"),
+}
+"""Words in the names of biases of scores."""
+
+
+def is_bias_of_scores(name: str) -> bool:
+    """Whether a name states that numbers are added to the scores."""
+    words = words_of(name)
+    return ("bias" in words and bool(words & OF_SCORES)) or "rpb" in words
+
+
 def promises_nothing(mask: str) -> bool:
     """Whether this name of a mask, by its words or by what was seen, states neither its form nor what True means."""
     return mask in MASK_NAMES or (mask != "" and mask not in KNOWN_NAMES)

@@ -91,6 +91,7 @@ from attention_conformance.implementations.discovery.functions.table_forms impor
 from attention_conformance.implementations.discovery.functions.three_axes import refuses_masks, with_three_alone
 from attention_conformance.implementations.discovery.functions.unknown_options import unknown_options
 from attention_conformance.implementations.discovery.functions.unnamed_function_masks import (
+    biases_next_to_masks,
     with_bias_as_seen,
     with_mask_as_seen,
     with_pairs_as_seen,
@@ -102,7 +103,7 @@ from attention_conformance.implementations.discovery.mask_notes import (
     promises_no_meaning,
     stated_meaning,
 )
-from attention_conformance.implementations.discovery.modules.module_masks import lengths_as_seen
+from attention_conformance.implementations.discovery.modules.module_masks import IN_ITS, lengths_as_seen
 from attention_conformance.implementations.discovery.norm_gains import norm_gain_as_seen
 from attention_conformance.implementations.discovery.padded_positions import padded_positions_as_seen
 from attention_conformance.implementations.discovery.rows_without_keys import (
@@ -368,19 +369,22 @@ def _usual_candidate(
     if stated := stated_dtype(signature_of(function)):
         claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
         notes = (*notes, f"judged in {stated}, as its parameter 'dtype' states")
+    biases = {} if shipped else biases_next_to_masks(check, kind)
+    check = check.stating(*(f"numbers are added as its {each!r}, too" for each in biases))
+    own = check.function.options if isinstance(check.function, RenamedCall) else options
     before = [*limits, *one_length, *cached, *always, *ignored_parts(parts(plain), extras)]
-    after = [*options.notes, *ignored, *refuted, *check.stated]
+    after = [*own.knowing({*biases}).notes, *ignored, *refuted, *check.stated]
     notes = (*(shipped.notes if shipped else ()), *before, *notes, *after)
     blocks = {} if shipped else in_small_blocks(check)
-    made = implementation_of(name, check, kind, claims, extras, blocks)
+    numbered = {IN_ITS.format(each): way for each, way in biases.items()}
+    made = implementation_of(name, check, kind, claims, extras, {**blocks, **numbered})
     made = with_notes(made, [f"a function of {kind.arrays}", *notes])
     if shipped:
         return with_cache(made, shipped)
     judged = replace(check, claims=claims)
-    own = check.function.options if isinstance(check.function, RenamedCall) else options
     dropped = masks_of_dropout(function) if WAY in made.alternatives else ()
     findings = broken | windows | mask_findings(getattr(function, "function", function), own, judged, dropped)
     sizes = {name for each in blocks.values() for name in each.options.always}
-    seen = {*names, *findings, *sizes, *unfelt_layers(function)}
+    seen = {*names, *findings, *sizes, *unfelt_layers(function), *biases}
     findings = unknown_options(check, function, seen) | findings
     return replace(made, findings=findings, as_seen=masks_as_seen(own, judged))

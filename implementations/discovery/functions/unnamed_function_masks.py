@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from attention_conformance.implementations.discovery.claim_checks import MASKED, ClaimCheck
+from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, ClaimCheck
 from attention_conformance.implementations.discovery.cut_masks import is_cut
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.functions.function_masks import (
@@ -17,10 +17,10 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     ways_of_keys,
 )
 from attention_conformance.implementations.discovery.modules.mask_effects import has_effect
-from attention_conformance.implementations.discovery.modules.module_masks import shaped
+from attention_conformance.implementations.discovery.modules.module_masks import has_axes, shaped
 from attention_conformance.implementations.discovery.rows_without_keys import ADDED
 from attention_conformance.implementations.discovery.signatures import Options, signature_of
-from attention_conformance.implementations.discovery.vocabulary import BOOLEAN_MASKS, KNOWN_NAMES
+from attention_conformance.implementations.discovery.vocabulary import BOOLEAN_MASKS, KNOWN_NAMES, is_bias_of_scores
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 
@@ -68,21 +68,60 @@ def with_bias_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
 
 
 def _added_by(check: ClaimCheck, call: RenamedCall, name: str, kind: ArrayKind) -> ClaimCheck | None:
-    """The check of the function with this parameter for added numbers, in the first form in which they act so."""
+    """The check of the function with this parameter for added numbers, in the first form in which they act so.
+
+    What is a bias of scores by its name is one, whatever it does.
+    """
     spelled, defaults = {**call.options.spelled, "float_mask": name}, {**call.options.defaults, name: None}
-    options = replace(call.options, spelled=spelled, defaults=defaults)
+    options = replace(call.options.knowing({name}), spelled=spelled, defaults=defaults)
     claiming, polarity = check.claiming({Feature.FLOAT_MASK}), check.claims.conventions.bool_mask
-    for form in BIAS_FORMS:
-        made = in_form(claiming, kind, replace(call, options=options, bias_form=form), polarity)
-        if has_effect(made, shaped(ADDED, form)) and not is_cut(made, ADDED):
-            return made
-    return None
+    ways = {
+        form: in_form(claiming, kind, replace(call, options=options, bias_form=form), polarity) for form in BIAS_FORMS
+    }
+    seen = (each for form, each in ways.items() if has_effect(each, shaped(ADDED, form)) and not is_cut(each, ADDED))
+    if (right := next(seen, None)) is not None:
+        return right
+    felt = ((each, shaped(BIASED, form)) for form, each in ways.items() if is_bias_of_scores(name))
+    return next((each for each, case in felt if not each.run(case).error and not each.ignores(case)), None)
+
+
+@dataclass(frozen=True)
+class ThroughBias:
+    """A function whose added numbers come as a bias next to the mask that takes them, too.
+
+    Attributes:
+        call: with that bias.
+        usual: without it, for what the form of the bias has no axis for.
+    """
+
+    call: RenamedCall
+    usual: RenamedCall
+
+    def __call__(self, *inputs: Any, **options: Any) -> object:
+        """The function's answer."""
+        mask = options.get("attn_mask")
+        taken = mask is None or has_axes(self.call.bias_form or self.call.form, mask.shape)
+        return (self.call if taken else self.usual)(*inputs, **options)
+
+
+def biases_next_to_masks(check: ClaimCheck, kind: ArrayKind) -> dict[str, ThroughBias]:
+    """The calls with added numbers in each other parameter for them, where a mask or a bias takes them already."""
+    call = check.function
+    if not isinstance(call, RenamedCall) or Feature.FLOAT_MASK not in check.claims:
+        return {}
+    found = {name: _added_by(check, call, name, kind) for name in _unknown(call)}
+    ways = {name: each.function for name, each in found.items() if each is not None}
+    return {name: ThroughBias(way, call) for name, way in ways.items() if isinstance(way, RenamedCall)}
 
 
 def _unknown(call: RenamedCall) -> list[str]:
-    """Its parameters after the inputs that are None by default, and whose names are unknown."""
+    """Its parameters after the inputs that are None by default, and whose names are unknown.
+
+    One that is a bias of scores by its name resembles none that is known.
+    """
     own = call.options
-    taken = {*own.spelled.values(), *own.always, *own.misspelled, *KNOWN_NAMES}
+    similar = {name for name in own.misspelled if not is_bias_of_scores(name)}
+    taken = {*own.spelled.values(), *own.always, *similar, *KNOWN_NAMES}
     later = [*signature_of(call.function).parameters.values()][3:]
     return [p.name for p in later if p.default is None and p.name not in taken]
 

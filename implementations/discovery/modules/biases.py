@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from attention_conformance.implementations.adapters.mha_interface import inputs_of
@@ -15,11 +14,11 @@ from attention_conformance.implementations.discovery.claim_checks import BIASED,
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.left_out import never_given
 from attention_conformance.implementations.discovery.modules.mask_effects import has_effect
-from attention_conformance.implementations.discovery.modules.module_masks import shaped
+from attention_conformance.implementations.discovery.modules.module_masks import has_axes, shaped
 from attention_conformance.implementations.discovery.modules.self_options import alone_with, without_context
 from attention_conformance.implementations.discovery.rows_without_keys import ADDED
 from attention_conformance.implementations.discovery.signatures import Options
-from attention_conformance.implementations.discovery.vocabulary import MaskForm, words_of
+from attention_conformance.implementations.discovery.vocabulary import MaskForm, is_bias_of_scores
 from attention_conformance.spec.features import Feature
 from attention_conformance.spec.problem import Problem
 
@@ -27,15 +26,7 @@ FORMS = (
     *(MaskForm.FULL, MaskForm.ONE_SAMPLE, MaskForm.HEADS, MaskForm.SAMPLE),
     *(MaskForm.SHARED, MaskForm.FLAT),
 )
-OF_ONE_SAMPLE = (MaskForm.ONE_SAMPLE, MaskForm.HEADS, MaskForm.SHARED)
-OF_ONE_HEAD = (MaskForm.SAMPLE, MaskForm.SHARED)
 ADDED_NUMBERS = frozenset({Feature.FLOAT_MASK, Feature.MASK_GRADIENT})
-OF_SCORES = {
-    *("position", "positional", "pos", "relative", "rel", "distance", "pair", "spatial"),
-    *("attn", "attention", "score", "scores", "logits"),
-}
-"""Words in the names of biases of scores."""
-IN_ITS = "with numbers in its {!r}"
 
 
 @dataclass(frozen=True)
@@ -55,14 +46,10 @@ class ThroughBias:
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         """The module's answer to the problem's tensors."""
         query, key, _ = inputs_of(given)
-        takes = self._takes(given.get("attn_mask")) and (query is key or not self.alone)
+        mask = given.get("attn_mask")
+        formed = mask is None or has_axes(self.call.bias_form or self.call.form, mask.shape)
+        takes = formed and (query is key or not self.alone)
         return (self.call if takes else self.usual)(module, given, problem)
-
-    def _takes(self, mask: torch.Tensor | None) -> bool:
-        """Whether its form has the axes in which a mask differs."""
-        samples, heads = (1, 1) if mask is None else (1, 1, *mask.shape)[-4:-2]
-        form = self.call.bias_form
-        return (samples == 1 or form not in OF_ONE_SAMPLE) and (heads == 1 or form not in OF_ONE_HEAD)
 
 
 def with_bias(call: ModuleCall, check: ClaimCheck, kind: object) -> tuple[ModuleCall, ClaimCheck, frozenset[Feature]]:
@@ -95,7 +82,7 @@ def bias_of(call: ModuleCall, check: ClaimCheck, name: str) -> tuple[ModuleCall,
         for form, way in ways.items():
             if has_effect(_claiming(each, way), shaped(ADDED, form)):
                 return way, alone
-    for each, alone in checks if _is_of_scores(name) else ():
+    for each, alone in checks if is_bias_of_scores(name) else ():
         for form, way in ways.items():
             case = shaped(BIASED, form)
             if not (claimed := _claiming(each, way)).run(case).error and not claimed.ignores(case):
@@ -112,11 +99,6 @@ def _with(options: Options, name: str) -> Options:
 
 def _claiming(check: ClaimCheck, way: ModuleCall) -> ClaimCheck:
     return replace(check, function=way).claiming(ADDED_NUMBERS)
-
-
-def _is_of_scores(name: str) -> bool:
-    words = words_of(name)
-    return ("bias" in words and bool(words & OF_SCORES)) or "rpb" in words
 
 
 def biases_next_to_masks(call: ModuleCall, check: ClaimCheck, kind: object) -> dict[str, ThroughBias]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -73,6 +74,7 @@ SHAPES = {
 }
 """The axes of masks that are the same for all heads, for all samples, or for both."""
 OF_SAMPLES = (MaskShape.SAMPLE, MaskShape.SHARED, MaskShape.KEYS, MaskShape.QUERIES, MaskShape.KEYS_ONLY)
+OF_ALL_SAMPLES = (MaskShape.SHARED, MaskShape.HEADS_ONLY)
 OF_HEADS = (MaskShape.HEAD, MaskShape.HEADS_ONLY, MaskShape.SHARED, MaskShape.KEYS_ONLY)
 COARSER = {
     MaskForm.ONE_HEAD: OF_SAMPLES,
@@ -83,6 +85,18 @@ COARSER = {
     MaskForm.ONE_SAMPLE: OF_HEADS,
 }
 """The axes that masks of these forms can have."""
+
+
+IN_ITS = "with numbers in its {!r}"
+"""The name of a way to give added numbers by another parameter."""
+
+
+def has_axes(form: MaskForm, shape: Sequence[int]) -> bool:
+    """Whether a form has the axes in which a mask of this shape differs."""
+    samples, heads = (1, 1, *shape)[-4:-2]
+    kept = SHAPES.get(form)
+    of_one_head, of_one_sample = kept in (MaskShape.SAMPLE, MaskShape.SHARED), kept in OF_ALL_SAMPLES
+    return (heads == 1 or not of_one_head) and (samples == 1 or not of_one_sample)
 
 
 def with_one_head_in_groups(call: ModuleCall, check: ClaimCheck) -> ModuleCall:

@@ -34,7 +34,7 @@ from attention_conformance.implementations.discovery.functions.size_limits impor
 from attention_conformance.implementations.discovery.kept_modes import own_modes, promised_modes
 from attention_conformance.implementations.discovery.mask_notes import mask_findings, masks_as_seen
 from attention_conformance.implementations.discovery.modules.added_positions import positions_judged
-from attention_conformance.implementations.discovery.modules.biases import IN_ITS, biases_next_to_masks, forms_of
+from attention_conformance.implementations.discovery.modules.biases import biases_next_to_masks, forms_of
 from attention_conformance.implementations.discovery.modules.constructed_options import with_constructed_options
 from attention_conformance.implementations.discovery.modules.constructors import without_other_widths
 from attention_conformance.implementations.discovery.modules.context_masks import BOTH_MASKS
@@ -50,6 +50,7 @@ from attention_conformance.implementations.discovery.modules.left_out import (
 from attention_conformance.implementations.discovery.modules.limited_caches import limits_stated
 from attention_conformance.implementations.discovery.modules.mask_ranks import unknown_masks
 from attention_conformance.implementations.discovery.modules.mirrors import Mirror
+from attention_conformance.implementations.discovery.modules.module_masks import IN_ITS
 from attention_conformance.implementations.discovery.modules.module_runs import built_for
 from attention_conformance.implementations.discovery.modules.neutrals import Neutral
 from attention_conformance.implementations.discovery.modules.other_calls import (

@@ -148,3 +148,39 @@ def test_a_mask_next_to_a_bias_is_judged_whatever_it_does(
     made = make(AFTER.format(bias=bias, scores=scores, weights=weights))
     assert {Feature.FLOAT_MASK, Feature.BOOL_MASK} <= made.claims.features
     assert bool(failing(made, "masks.bool", dtype="float64")) is wrong
+
+
+NEXT_TO_NUMBERS = """
+def f(q, k, v, mask=None, {name}=None):
+    b = {name}
+    s = q @ k.mT{early}
+    if {name} is not None:
+        {check}
+        s = s + {added}
+    s = s{late}
+    if mask is not None:
+        s = s + mask
+    return (s.softmax(-1){after}) @ v
+"""
+ADDED = {"name": "rel_bias", "early": SCALE, "late": "", "check": "pass", "added": "b", "after": ""}
+BESIDE = {
+    "any axes": ({}, False),
+    "under a known name's like": ({"name": "position_bias"}, False),
+    "under a name that states nothing": ({"name": "extra"}, False),
+    "of heads": ({"check": "assert b.shape == s.shape[1:]"}, False),
+    "of samples": ({"check": "assert b.shape == (len(s), *s.shape[2:])", "added": "b[:, None]"}, False),
+    "before the scale": ({"early": "", "late": SCALE}, True),
+    "before the scale, of heads": ({"check": "assert b.shape == s.shape[1:]", "early": "", "late": SCALE}, True),
+    "transposed": ({"added": "b.mT"}, True),
+    "after the softmax": ({"added": "0", "after": " + (0 if b is None else b)"}, True),
+    "of another head": ({"check": "assert b.shape == s.shape[1:]", "added": "b.roll(1, 0)"}, True),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_numbers_next_to_a_mask_that_takes_some_are_judged_as_well(make: Make, case: str) -> None:
+    changes, wrong = BESIDE[case]
+    made = make(NEXT_TO_NUMBERS.format(**{**ADDED, **changes}))
+    assert not made.findings
+    assert "did you mean" not in made.about
+    assert bool(failing(made, "relations.alternatives", "masks.*", dtype="float64")) is wrong
