@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -61,11 +63,22 @@ def with_options_by_position(function: Callable[..., Any]) -> Callable[..., Any]
     return ByPosition(function) if refused else function
 
 
-def _maps(function: object) -> bool:
+def _maps(function: Any) -> bool:
     """Whether a library's mapping is what is called, or is within what compiles it."""
-    while function is not None:
-        code = getattr(function, "__code__", None)
-        if code is not None and MAPPING in getattr(code, "co_qualname", code.co_name):
-            return "site-packages" in code.co_filename or "dist-packages" in code.co_filename
-        function = getattr(function, "__wrapped__", None)
+    while hasattr(function, "__wrapped__"):
+        if isinstance(function, FunctionType) and any(map(_is_mapping, _called_by(function))):
+            return True
+        function = function.__wrapped__
     return False
+
+
+def _called_by(wrapper: FunctionType) -> list[FunctionType]:
+    """It, and the functions that it closes over: JAX has another wrapper around each of its own."""
+    held = [cell.cell_contents for cell in wrapper.__closure__ or ()]
+    return [wrapper, *(each for each in held if isinstance(each, FunctionType))]
+
+
+def _is_mapping(function: FunctionType) -> bool:
+    code = function.__code__
+    named = MAPPING in getattr(code, "co_qualname", code.co_name)
+    return named and bool({"site-packages", "dist-packages"} & {*Path(code.co_filename).parts})
