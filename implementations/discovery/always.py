@@ -15,6 +15,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always_scores import with_scores
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck, output_of
+from attention_conformance.implementations.discovery.functions.cache_names import in_single_tokens
 from attention_conformance.implementations.discovery.functions.size_limits import (
     FEW_CAUSAL,
     UNEQUAL,
@@ -57,12 +58,13 @@ def with_premises(check: ClaimCheck, given: Premises, written: object = None) ->
     as somebody wrote it, whose documentation is read.
     """
     premises = given
-    if not given.causal and Feature.CAUSAL not in check.claims and sees_no_later_key(check):
+    single = in_single_tokens(check.function)  # which cannot see what comes later, and have a cache to see others in
+    if not given.causal and Feature.CAUSAL not in check.claims and (single or sees_no_later_key(check)):
         premises = replace(premises, causal=True)
     if Premise.WINDOW not in given.names and Feature.WINDOW not in check.claims:
         left, right = window_seen(check)
         ignored = right == 0 and Feature.CAUSAL in check.claims  # a flag: that it is always causal is a mistake
-        left, right = (None, None) if ignored else (left, right)
+        left, right = (None, None) if ignored or (single and left == 0) else (left, right)
         premises = replace(premises, window_left=left, window_right=None if premises.causal else right)
     check, premises = with_scores(check, premises, written)
     if premises == NO_PREMISES:

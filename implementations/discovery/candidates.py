@@ -13,6 +13,7 @@ from attention_conformance.implementations.api.raised_calls import noted
 from attention_conformance.implementations.api.safe_call import differing, safe_call
 from attention_conformance.implementations.discovery.as_documented import as_documented, has_zero_key
 from attention_conformance.implementations.discovery.causal_names import promises_causal
+from attention_conformance.implementations.discovery.functions.by_position import with_options_by_position
 from attention_conformance.implementations.discovery.functions.functions import function_candidate
 from attention_conformance.implementations.discovery.functions.inputs_first import with_inputs_first
 from attention_conformance.implementations.discovery.functions.own_gradients import with_own_gradients
@@ -178,7 +179,7 @@ def wrapped(
         made = function_candidate(name, alone, settings, device, always)
         return replace(made, about=f"{made.about}; {alone.about}", stated=(*made.stated, alone.about))
     try:
-        made = function_candidate(name, with_inputs_first(called), settings, device, always)
+        made = function_candidate(name, with_inputs_first(with_options_by_position(called)), settings, device, always)
         return with_own_gradients(_with_caches(made, device))
     except TargetError:
         needing = _with_needed_arrays(name, called, settings, device, always)

@@ -208,9 +208,9 @@ def _forms(function: Callable[..., Any], taken: Taken, past: tuple[str, ...], la
     name, rest = f"through {', '.join(past)}", [p for p in parameters if p.name not in past]
     for places, certain in placed(rest):
         usual = Fed(function, taken, past, wanted_of(rest), places=places, last=last)
-        for empty, made in empties(function, past):
-            for part in (0, 1) if made else (0,):
-                yield Form(name, replace(usual, empty=empty, part=part), certain and not made, True)
+        for empty, others, clear in empties(function, past):
+            for part in range(MOST_PARTS) if others else (0,):
+                yield Form(name, replace(usual, empty=empty, part=part), certain and clear, True)
         for part in range(len(past) - 1 and 1, 1 + MOST_PARTS):
             yield Form(name, replace(usual, part=part), certain, True)
     for (places, _), (empty, part) in product(placed(rest), product(buffers(past), (0, 1))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import pairwise
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from attention_conformance.implementations.adapters.jax_op import is_jax
 from attention_conformance.implementations.discovery.functions.answers import OutputFirst
+from attention_conformance.implementations.discovery.functions.cache_states import State, arrays_in
 from attention_conformance.implementations.discovery.modules.own_cache import (
     LEAST,
     Place,
@@ -167,10 +170,13 @@ class Fed:
             }
             if not start and self.empty is not None:  # with room for all tokens
                 past = self.empty([given[place] for place in piece], self.taken)
+            before = State.of(past) if self.strict and past is not None and not start else None
             named = {**self.wanted, **self._held(past)}
             named |= {name: self._placed(place, piece, start, stop) for name, place in self.places.items()}
             output, *others = parts_of(self._called({**given, **piece, **by_place((), named)}))
-            past = self._after(past, others, start, stop)
+            changed, past = past, self._after(past, others, start, stop)
+            if before is not None and self.empty is not None:
+                before.check(self.empty, changed, past)
             check_bits(past, self._key(piece))
             yield start, output
 
@@ -214,18 +220,9 @@ def check_bits(cache: Any, key: Any) -> None:
     Raises:
         NarrowerError: it holds numbers of fewer bits.
     """
-    narrower = [str(each.dtype) for each in _arrays(cache) if _bits(each) < _bits(key)]
+    narrower = [str(each.dtype) for each in arrays_in(cache) if _bits(each) < _bits(key)]
     if narrower:
         raise NarrowerError(f"its cache holds {narrower[0]} where its keys are {key.dtype}")
-
-
-def _arrays(held: Any, depth: int = 3) -> Iterator[Any]:
-    """The arrays of floats that a cache holds."""
-    if is_array(held):
-        yield from [held] if "float" in str(held.dtype) else []
-    elif depth and (isinstance(held, tuple | list | Mapping) or hasattr(held, "__dict__")):
-        parts = [*vars(held).values()] if hasattr(held, "__dict__") else parts_of(held)
-        yield from (each for part in parts for each in _arrays(part, depth - 1))
 
 
 def _bits(array: Any) -> int:
@@ -235,6 +232,18 @@ def _bits(array: Any) -> int:
 def cut(array: Any, axis: int, start: int, stop: int) -> Any:
     """Some tokens of an array."""
     return array[(slice(None),) * axis + (slice(start, stop),)]
+
+
+def longest(inputs: Sequence[Any], taken: Taken) -> int:
+    """The number of tokens of the longest input."""
+    return max(int(each.shape[axis]) for each, axis in zip(inputs, taken.tokens.values(), strict=True))
+
+
+def zeros(like: Any, shape: tuple[int, ...]) -> Any:
+    """Zeros of the kind and type of an array."""
+    if isinstance(like, torch.Tensor):
+        return like.new_zeros(shape)
+    return (sys.modules["jax"].numpy if is_jax(like) else np).zeros(shape, like.dtype)
 
 
 def contiguous(array: Any) -> Any:

@@ -15,9 +15,11 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.causal_names import says_causal
 from attention_conformance.implementations.discovery.documented import as_written
 from attention_conformance.implementations.discovery.functions.cache_names import cache_groups, takes_several_tokens
+from attention_conformance.implementations.discovery.functions.cache_states import Following, State
 from attention_conformance.implementations.discovery.functions.empty_caches import buffers, empties, no_tokens
 from attention_conformance.implementations.discovery.functions.fed_caches import Taken, check_bits, cut, several_in
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
+from attention_conformance.implementations.discovery.functions.object_caches import moved_by_others
 from attention_conformance.implementations.discovery.functions.several_needed import as_array
 from attention_conformance.implementations.discovery.modules.cache_forms import place_values
 from attention_conformance.implementations.discovery.modules.own_cache import Place, joined
@@ -34,6 +36,8 @@ LAYOUTS = (
 )
 """Shapes of inputs, and their axes."""
 TOKENS = 5
+MOST_PARTS = 2
+"""Parts after the output in which the next cache is looked for."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,8 @@ class NeededCache:
         axis = self.axes.index("L")
         tokens = query.shape[axis]
         cache = [options.pop(name, None) for name in self.past]
-        taken = Taken(dict.fromkeys(range(3), axis), axis, _sizes(self.axes))
         if cache[0] is None and self.empty is not None:
-            cache = self._parts(self.empty([query, key, value], taken))
+            cache = self._parts(self._made(query, key, value))
         if not self.single:
             answer = self.function(query, key, value, **{**options, **self._held(query, cache, 0, tokens)})
             check_bits(cache, key)
@@ -104,6 +107,12 @@ class NeededCache:
             check_bits(cache, key)
             outputs.append(output[(slice(None),) * axis + (None,)] if self.squeezed else output)
         return joined(outputs, axis)
+
+    def _made(self, *inputs: Any) -> Any:
+        """An empty cache."""
+        axis = self.axes.index("L")
+        assert self.empty is not None
+        return self.empty([*inputs], Taken(dict.fromkeys(range(3), axis), axis, _sizes(self.axes)))
 
     def _held(self, query: Any, cache: Sequence[Any], start: int, stop: int) -> dict[str, Any]:
         """The cache, and where tokens lie."""
@@ -122,6 +131,22 @@ class NeededCache:
         one = cut(each, axis, at, at + 1)
         return one[(slice(None),) * axis + (0,)] if self.squeezed else one
 
+    def parts(self, x: Any) -> dict[int, bool]:
+        """Where the next cache may begin in the answer to a first call, and whether it surely does; none: it raises."""
+        return safe_call(partial(self._parts_seen, x)).value or {}
+
+    def _parts_seen(self, x: Any) -> dict[int, bool]:
+        cache = [None] * len(self.past) if self.empty is None else self._parts(self._made(x, x, x))
+        before, axis = State.of(cache[0]), self.axes.index("L")
+        one = self._token(x, axis, 0) if self.single else x
+        held = self._held(x, cache, 0, 1 if self.single else x.shape[axis])
+        others = parts_of(self.function(one, one, one, **held))[1 : 1 + MOST_PARTS]
+        found = {part: before.follows(self.empty, cache[0], each) for part, each in enumerate([cache[0], *others])}
+        if len(self.past) > 1 or self.empty is None:
+            found = dict.fromkeys(found, Following.PERHAPS)
+        seen = {part: sure is Following.SURE for part, sure in found.items() if sure is not Following.ANOTHER}
+        return seen if self.single else {0: any(seen.values())} if seen else {}
+
     def answers(self, x: Any) -> bool:
         """Whether all tokens are answered, not all alike."""
         output = safe_call(partial(self._output, x, x, x)).value
@@ -139,6 +164,26 @@ class NeededCache:
         own = np.delete(changed, 0, heads + (heads < self.axes.index("L"))) if heads >= 0 else np.zeros(1, bool)
         earlier = self.single and changed[: TOKENS - 2].any()
         return bool(changed[-1].any()) and not earlier and not own.any()
+
+    def is_fed(self, x: Any) -> bool:
+        """Whether tokens have rows of their own, the last one a finite one in which it or the token before it is seen.
+
+        That is less than is seen where it is right: the first rows may be NaN, and tokens may not see each other.
+        """
+        output = safe_call(partial(self._output, x, x, x)).value
+        if output is None or shape_of(output) != tuple(x.shape):
+            return False
+        last = np.moveaxis(output, self.axes.index("L"), 0)[-1]
+        own = (self._changed(x, at) for at in (TOKENS - 1, TOKENS - 2))
+        return bool(np.isfinite(last).all()) and any(self._moves_last(each) for each in own)
+
+    def _moves_last(self, changed: Any) -> bool:
+        """Whether the last token changes, those before the last two do not, and each head with its own values alone."""
+        if changed is None:
+            return False
+        heads = self.axes.find("H")
+        own = np.delete(changed, 0, heads + (heads < self.axes.index("L"))) if heads >= 0 else np.zeros(1, bool)
+        return bool(changed[-1].any()) and not changed[: TOKENS - 2].any() and not own.any()
 
     def hides_later(self, x: Any) -> bool:
         """Whether a token before it does not see the one before the last."""
@@ -206,12 +251,17 @@ def _tried(
 ) -> Iterator[tuple[NeededCache, Any]]:
     """The function in the layouts and with the empty caches with which it answers, and an input of each."""
     rooms = [no_tokens, *(buffers(past) if places else ())]
-    several: list[Callable[..., Any] | None] = [*(empty for empty, _ in empties(function, past)), *rooms, None]
+    several: list[Callable[..., Any] | None] = [*(empty for empty, *_ in empties(function, past)), *rooms, None]
+    fed: list[tuple[NeededCache, Any]] = []
     for single, empty in product((False, True), several):
         for shape, axes in LAYOUTS:
-            for squeezed, part in product((False, True), (0, 1, 2)) if single else ((False, 0),):
-                made = NeededCache(function, past, empty, axes, places, single, squeezed, part)
-                for x in of_each_kind(shape):
+            for squeezed, x in product((False, True) if single else (False,), of_each_kind(shape)):
+                usual = NeededCache(function, past, empty, axes, places, single, squeezed)
+                for part, sure in usual.parts(x).items():
+                    made = replace(usual, part=part)
                     if made.answers(x) and made.attends(x):
+                        fed = []
                         yield made, x
-                        break
+                    elif sure and single and not fed and made.is_fed(x):
+                        fed = [(made, x)]
+    yield from fed if not moved_by_others(function, past[0]) else ()
