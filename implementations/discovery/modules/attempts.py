@@ -124,6 +124,10 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
     texts = {p.name: text for p in parameters if required(p) and isinstance(text := compared(kind, p.name), str)}
     given: dict[str, object] = {**texts, **_parts(kind, parameters)}
     choices = {p.name: possible for p in parameters if p.name not in given and (possible := _choices(p))}
+    counted = {size for name, possible in choices.items() if name not in GROUPS for size in possible}
+    of_norms = [p.name for p in parameters if p.name in GROUPS and not required(p) and Size.HEADS not in counted]
+    choices = {name: possible for name, possible in choices.items() if name not in of_norms}
+    groups = {option: name for option, name in groups.items() if name not in of_norms}
     groups = {} if any(possible == (Size.LAYER,) for possible in choices.values()) else groups
     widths = [p.name for p in parameters if required(p) and choices.get(p.name) == (Size.WIDTH,)]
     if len(widths) > 1:  # that of the inputs is another one

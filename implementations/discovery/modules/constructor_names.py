@@ -251,13 +251,13 @@ def _has_settings(kind: object, name: str) -> bool:
 def setting_size(name: str) -> Size | None:
     """As `size_of`; an object of settings may have the letters of equations, and name a part of a model first."""
     own = OF_SETTINGS_ALONE.get(name) or OF_SETTINGS_ALONE.get(name.lower())
-    return size_of(name) or own or size_of(of_part(name))
+    return own or size_of(name) or size_of(of_part(name))
 
 
 OF_SETTINGS_ALONE = {
     **dict.fromkeys("DdEC", Size.WIDTH),
     "multi_head": Size.HEADS,
-    **dict.fromkeys(("hidden_size_head", "hidden_size_per_head"), Size.HEAD_WIDTH),
+    **dict.fromkeys(("hidden_size_head", "hidden_size_per_head", "key_size", "value_size"), Size.HEAD_WIDTH),
 }
 """Names that state a size in an object of settings, and elsewhere need not."""
 

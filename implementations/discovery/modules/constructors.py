@@ -338,13 +338,13 @@ def _check_sizes(kind: type[nn.Module], signature: inspect.Signature, sizes: lis
     written = f"{kind.__name__}{signature}"
     if len(sizes) < 2 and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
         raise TargetError(f"its constructor is {written}: it has to take embed_dim, num_heads, {ADAPTER}")
-    if len(sizes) == 2 and _counts_heads(sizes[0].name) and not _counts_heads(sizes[1].name):
+    first, second = ([p.name for p in sizes] + ["", ""])[:2]
+    if second and not _counts_heads(second) and (_counts_heads(first) or second in GROUPS):
         raise TargetError(f"its constructor is {written}: take embed_dim first, then num_heads, {ADAPTER}")
 
 
 def _counts_heads(name: str) -> bool:
-    widths = {"size", "dim", "width"} & {*name.lower().split("_")}
-    return name in HEAD_COUNTS or ("head" in name.lower() and not widths)
+    return name in HEAD_COUNTS or ("head" in name.lower() and not {"size", "dim", "width"} & {*name.lower().split("_")})
 
 
 def looked_at(make: Constructor) -> Iterator[Constructor]:

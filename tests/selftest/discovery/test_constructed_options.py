@@ -162,3 +162,29 @@ def test_rotations_of_queries_at_the_end_of_the_keys(make: Make) -> None:
     made = make(text("use_rope=False", before=f"q, k = ({at_end}, self.rotated(k)) if on else (q, k)", cross=True))
     assert Feature.ROTARY in made.claims
     assert_conforms(made)
+
+
+KEY_SIZE = """
+from dataclasses import dataclass
+
+@dataclass
+class AttentionConfig:
+    width: int = 64
+    num_heads: int = 4
+    key_size: int = 16
+
+class f(nn.Module):
+    def __init__(self, cfg: AttentionConfig):
+        super().__init__()
+        self.cfg, inner = cfg, cfg.num_heads * cfg.key_size
+        self.query, self.key, self.value = (nn.Linear(cfg.width, inner) for _ in range(3))
+        self.final = nn.Linear(inner, cfg.width)
+    def forward(self, x):
+        q, k, v = (split(p(x), self.cfg.num_heads) for p in (self.query, self.key, self.value))
+        return self.final(attend(q, k, v, scale=self.cfg.{scale} ** -0.5)[0].transpose(1, 2).flatten(2))
+"""
+
+
+@pytest.mark.parametrize(("scale", "wrong"), [("key_size", False), ("width", True)])
+def test_a_key_size_next_to_a_width_is_that_of_a_head(make: Make, scale: str, wrong: bool) -> None:
+    assert bool(failing(make(KEY_SIZE.format(scale=scale)), "scores.dot-product", dtype="float64")) is wrong

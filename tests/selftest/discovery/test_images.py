@@ -47,3 +47,23 @@ def test_positions_of_both_sides_are_built_for_a_square(make: Make, width: str, 
     assert made.claims.premises.length == 16
     assert {"rel_h", "rel_w"} <= made.findings.keys()
     assert failing(made, "scores.dot-product") == ({"scores.dot-product"} if wrong else set())
+
+
+NORMED = """
+class f(nn.Module):
+    def __init__(self, in_channels, num_groups=8, chunk=4):
+        super().__init__()
+        self.norm, self.chunk = nn.GroupNorm(num_groups, in_channels), chunk
+        self.q, self.k, self.v, self.out = (nn.Conv2d(in_channels, in_channels, 1) for _ in range(4))
+    def forward(self, x):
+        y = self.norm(x)
+        q, k, v = (p(y).flatten(2) for p in (self.q, self.k, self.v))
+        s = torch.cat([each.mT @ q for each in k.split(self.chunk, 2)], 1) * {scale}
+        return x + self.out((v @ s.softmax(1)).reshape(x.shape))
+"""
+
+
+@pytest.mark.parametrize(("scale", "wrong"), [("q.shape[1] ** -0.5", False), ("q.shape[2] ** -0.5", True)])
+def test_groups_of_a_norm_are_no_heads(make: Make, scale: str, wrong: bool) -> None:
+    made = make(NORMED.format(scale=scale))
+    assert bool(failing(made, "scores.dot-product", "softmax.*", dtype="float64")) is wrong
