@@ -1,8 +1,11 @@
 """Modules of images (B, C, H, W) with linear layers, or with positions for both sides."""
 
+from pathlib import Path
+
 import pytest
 
-from attention_conformance.tests.selftest.discovery.making import Make, failing
+from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.tests.selftest.discovery.making import START, Make, failing, write
 
 PIXELS = """
 class f(nn.Module):
@@ -19,10 +22,15 @@ TOKENS, IMAGE = "flatten(2).mT", "mT.reshape(b, c, h, w)"
 VIEWED, VIEWED_BACK = "reshape(b, h * w, c)", "reshape(b, c, h, w)"
 
 
-@pytest.mark.parametrize(("tokens", "image"), [(TOKENS, IMAGE), (VIEWED, IMAGE), (VIEWED, VIEWED_BACK)])
+@pytest.mark.parametrize(("tokens", "image"), [(TOKENS, IMAGE), (VIEWED, IMAGE)])
 def test_channels_that_a_view_takes_for_tokens_are_a_mistake(make: Make, tokens: str, image: str) -> None:
     made = make(PIXELS.format(tokens=tokens, image=image))
     assert failing(made, "scores.dot-product") == (set() if tokens == TOKENS else {"scores.dot-product"})
+
+
+def test_so_are_those_that_a_view_takes_back_though_nothing_shows_their_layout(tmp_path: Path) -> None:
+    file = write(tmp_path, "viewed.py", START + PIXELS.format(tokens=VIEWED, image=VIEWED_BACK))
+    assert failing(candidate(f"{file}:f", {}, in_part=True), "modules.as-built") == {"modules.as-built"}
 
 
 SIDES = """
