@@ -1,7 +1,7 @@
 """The `Result` of what a function or module returned: the output alone, or a tuple of the output and extras."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -72,16 +72,22 @@ def changing_with_copies(problem: Problem) -> Iterator[None]:
 def kept(copies: Mapping[str, Any]) -> Iterator[None]:
     """Notes the masks by these names whose copies are changed meanwhile."""
     names = CHANGED.get()
-    before = {} if names is None else {name: each.copy() for name, each in _arrays(copies)}
+    watched = {} if names is None else {name: each for name, each in copies.items() if _may_change(each)}
+    before = {name: each.copy() if isinstance(each, np.ndarray) else each.clone() for name, each in watched.items()}
     yield
     if names is not None:
-        names |= {name for name, each in _arrays(copies) if not np.array_equal(before[name], each)}
+        names |= {name for name, each in watched.items() if not _same(before[name], each)}
 
 
-def _arrays(copies: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
-    """Arrays of NumPy and tensors of torch in the memory of the processor as arrays."""
-    for name, each in copies.items():
-        if isinstance(each, np.ndarray):
-            yield name, each
-        elif hasattr(each, "detach") and each.device.type == "cpu" and not each.requires_grad:
-            yield name, each.detach().numpy()
+def _may_change(copy: Any) -> bool:
+    """Whether it is an array of NumPy, or a tensor of torch that needs no gradient."""
+    return isinstance(copy, np.ndarray) or (hasattr(copy, "clone") and not copy.requires_grad)
+
+
+def _same(before: Any, after: Any) -> bool:
+    """Whether the numbers are the same; within a mapping of torch's nothing can be compared."""
+    if isinstance(after, np.ndarray):
+        return bool(np.array_equal(before, after))
+    with suppress(RuntimeError):
+        return bool(before.equal(after))
+    return True

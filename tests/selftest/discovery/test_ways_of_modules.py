@@ -246,7 +246,7 @@ def test_scores_are_not_scaled_where_the_name_states_it(make: Make, name: str, s
     made = make(UNSCALED.replace("NAME", name))
     (found,) = run(made, ("scores.scale-default",), ("float32",))
     assert found.status is status
-    assert "judged without 'position_bias'" in made.about
+    assert "numbers are added as its 'position_bias'" in made.about
 
 
 ROTATED_UNSCALED = """
