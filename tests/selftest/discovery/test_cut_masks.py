@@ -3,6 +3,7 @@
 import pytest
 
 from attention_conformance.tests.selftest.discovery.making import Make, failing
+from attention_conformance.tests.selftest.thorough import thorough
 
 TORCH = '''
 def f(query, key, value, {name}=None):
@@ -71,6 +72,7 @@ def test_mistakes_are_seen_through_what_is_cut(make: Make, text: str) -> None:
     assert failing(make(text.replace("{slip}", slip)), *CLAUSES, dtype="float64")
 
 
+@thorough
 def test_arrays_of_jax_are_cut_too(make: Make) -> None:
     pytest.importorskip("jax", reason="JAX is not installed: pip install '.[jax]'")
     made = make("import jax.numpy as jnp\n" + ARRAYS.format(xp="jnp", slip=""))

@@ -4,6 +4,7 @@ import pytest
 
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.discovery.making import Make, failing
+from attention_conformance.tests.selftest.thorough import thorough
 
 STREAMING = '''
 class f(nn.Module):
@@ -38,7 +39,7 @@ LATEST = {"said": "It remembers the last 30 tokens.", "more": "", "limits": "0, 
 CLAUSES = ("relations.alternatives", "modules.as-built")
 
 
-@pytest.mark.parametrize(("changes", "most"), [({}, 9), (NUMBERS, 117), (LATEST, 31)])
+@pytest.mark.parametrize(("changes", "most"), [({}, 9), pytest.param(NUMBERS, 117, marks=thorough), (LATEST, 31)])
 def test_pieces_are_judged_as_far_as_a_cache_holds_them(make: Make, changes: dict[str, str], most: int) -> None:
     made = make(STREAMING.format(**{**FEW, **changes}))
     assert Feature.AS_BUILT in made.modes
@@ -55,7 +56,7 @@ def test_a_cache_that_is_longer_than_all_sequences_is_judged_in_all_of_them(make
 @pytest.mark.parametrize(
     "changes",
     [
-        {"before": "0"},
+        pytest.param({"before": "0"}, marks=thorough),
         {"before": "min(self.last, k.shape[2] - x.shape[1] + 1)"},
         {"full": "True"},
         {"said": "", "more": "", "limits": "0, 30"},

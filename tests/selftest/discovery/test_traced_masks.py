@@ -3,6 +3,7 @@
 import pytest
 
 from attention_conformance.tests.selftest.discovery.making import Make, failing
+from attention_conformance.tests.selftest.thorough import by_turns
 
 START = "import jax\nimport jax.numpy as jnp\n"
 WHOLE = """
@@ -36,7 +37,7 @@ FORMS = {"all axes": WHOLE, "a bias": BIAS, "samples and heads in one": TOGETHER
 CLAUSES = ("masks.float", "gradients.masked")
 
 
-@pytest.mark.parametrize("text", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("text", by_turns([*FORMS.values()], len(FORMS)), ids=FORMS)
 def test_traced_masks_come_in_each_form(make: Make, text: str) -> None:
     pytest.importorskip("jax", reason="JAX is not installed: pip install '.[jax]'")
     assert not failing(make(START + text.format(slip="")), *CLAUSES)
