@@ -31,7 +31,7 @@ from attention_conformance.implementations.discovery.signatures import (
     takes_any,
 )
 from attention_conformance.implementations.discovery.targets.loading import TargetError
-from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, INPUTS, unfelt
+from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS, INPUTS, KNOWN_NAMES, unfelt
 from attention_conformance.spec.problem import DTYPES
 
 UNSURE = "unsure"
@@ -125,7 +125,8 @@ def find_call(
 def named_call(function: Callable[..., Any], device: str, axes: str, kinds: Iterable[str] = KINDS) -> FunctionCall:
     """How a function is called that is given a number of heads, by its names, with (B, L, E) or (L, B, E) as `axes`.
 
-    It answers a query in its own shape there; which numbers it answers is for the clauses to judge.
+    With (B * H, L, d) where its documentation has that. It answers a query in its own shape there, or with all heads
+    side by side; which numbers it answers is for the clauses to judge.
 
     Raises:
         TargetError: its inputs have no such names, it takes no number of heads, or its answer has another shape.
@@ -134,17 +135,21 @@ def named_call(function: Callable[..., Any], device: str, axes: str, kinds: Iter
     inputs, keyword = call_inputs(signature)
     heads = next((name for name in HEAD_COUNTS if name in signature.parameters and name not in inputs), "")
     roles = tuple(role(name) or "" for name in inputs)
-    if not heads or {*roles} != {*INPUTS} or states_heads_in_samples(as_written(function)):
+    if not heads or {*roles} != {*INPUTS}:
         raise TargetError("its names do not state how it is called")
-    lengths = {"query": UNLIKE["L"], "key": UNLIKE["L"] + 2, "value": UNLIKE["L"] + 2}
-    shapes = [[{**UNLIKE, "L": lengths[each]}[axis] for axis in axes] for each in roles]
+    axes = "NLD" if states_heads_in_samples(as_written(function)) else axes
+    masks = [p.name for p in signature.parameters.values() if required(p) and KNOWN_NAMES.get(p.name) in MASKS]
     rng = np.random.default_rng(4)
-    arrays = [rng.standard_normal(shape) for shape in shapes]
-    for always, framework in product(always_given(signature, inputs, (heads,)), kinds):
-        call = FunctionCall(framework, inputs, keyword, heads, EXTENTS[0], always, roles, axes, axes, packed=True)
-        output = safe_call(partial(Attempt(function, call, len(axes), device).output, arrays)).value
-        if output is not None and list(output.shape) == shapes[roles.index("query")]:
-            return call
+    for more, always, framework in product((2, 0), always_given(signature, inputs, (heads, *masks)), kinds):
+        extents = {each: {**OF_TWO_HEADS, "L": OF_TWO_HEADS["L"] + more * (each != "query")} for each in roles}
+        arrays = [rng.standard_normal([extents[each][axis] for axis in axes]) for each in roles]
+        call = FunctionCall(framework, inputs, keyword, heads, EXTENTS[0], always, roles, axes, packed=axes != "NLD")
+        attempt = Attempt(function, call, len(axes), device)
+        open_masks = dict.fromkeys(masks, np.ones((OF_TWO_HEADS["B"], extents["key"]["L"])))
+        shape = safe_call(partial(attempt.shape, arrays, open_masks)).value
+        for output in dict.fromkeys((axes, "BLE")):
+            if shape == tuple(extents["query"][axis] for axis in output):
+                return replace(call, output=output)
     raise TargetError("its answer is not of the shape of its query")
 
 
@@ -193,6 +198,15 @@ class Attempt:
         if not IS_KIND[self.call.framework](output):
             raise TargetError(f"it answers {KINDS[self.call.framework]} with {type(output).__name__}")
         return wide(output)
+
+    def shape(self, arrays: list[Floats], masks: Mapping[str, Floats]) -> tuple[int, ...]:
+        """The shape of the output for three arrays, and masks that it has to be given.
+
+        Raises:
+            TargetError: the function raises, or its output is of another kind.
+        """
+        given = {**self.call.always, **{name: self._native(mask) for name, mask in masks.items()}}
+        return replace(self, call=replace(self.call, always=given)).output(arrays).shape
 
     def answer(self, arrays: list[Floats], requires_grad: bool = False) -> Any:
         """What it returns.
@@ -243,6 +257,9 @@ def _observed_call(attempt: Attempt) -> FunctionCall:
 
 UNLIKE = {"B": 2, "H": 3, "L": 5, "D": 4, "N": 6, "E": 12}
 """Extents that all differ."""
+OF_TWO_HEADS = {"B": 3, "L": 5, "D": 4, "N": 6, "E": 8}
+"""Extents of two heads."""
+MASKS = ("bool_mask", "float_mask", "key_padding_mask")
 
 
 def _as_shaped(attempt: Attempt, call: FunctionCall) -> FunctionCall:

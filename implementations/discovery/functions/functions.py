@@ -166,7 +166,12 @@ def function_candidate(
     inner = with_dropout_form(function) or with_bucket_table(function) or with_what_is_needed(function)
     needed = inner or with_segments_from_one(function)
     if needed is not None:
-        made = limited(needed, function_candidate(name, needed, settings, device, premises))
+        try:
+            made = limited(needed, function_candidate(name, needed, settings, device, premises))
+        except TargetError:
+            if (laid := _laid_out_candidate(name, function, settings, device, premises)) is None:
+                raise
+            return laid
         findings = {**made.findings, **unjudged(needed)}
         about = f"{made.about}; {needed.about}"
         return replace(made, about=about, stated=(*made.stated, needed.about), findings=findings)

@@ -111,3 +111,23 @@ def test_heads_that_are_mixed_up_are_judged_by_the_names_of_the_inputs(
     turned, again = TURNS[axes]
     made = make(NAMED.format(axes=axes, turned=turned, into=into, back=back, again=again))
     assert bool(failing(made, "scores.dot-product", dtype="float64")) is wrong
+
+
+FLAT = '''
+def f(q, k, v, attention_mask, num_heads):
+    """q, k, v: (B * num_heads, L, D). attention_mask: (B, L), 1 for tokens and 0 for padding."""
+    samples, length = len(q) // num_heads, q.shape[1]
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1) | (attention_mask[:, None] == 0)
+    hidden = hidden.{repeated}
+    p = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(hidden, torch.finfo(q.dtype).min).softmax(-1)
+    return (p @ v).view(samples, num_heads, length, -1).transpose(1, 2).reshape(samples, length, -1)
+'''
+REPEATED = [("repeat_interleave(num_heads, 0)", False), ("repeat(num_heads, 1, 1)", True)]
+
+
+@pytest.mark.parametrize(("repeated", "wrong"), REPEATED)
+def test_flat_heads_are_answered_side_by_side_next_to_a_needed_mask(make: Make, repeated: str, wrong: bool) -> None:
+    made = make(FLAT.format(repeated=repeated))
+    assert Feature.KEY_PADDING in made.claims.features
+    assert not failing(made, "scores.*", dtype="float64")
+    assert bool(failing(made, "masks.*", dtype="float64")) is wrong
