@@ -52,9 +52,9 @@ CHANGED: ContextVar[set[str] | None] = ContextVar("the masks whose copies a call
 
 @contextmanager
 def changing_with_copies(problem: Problem) -> Iterator[None]:
-    """What a call changes of the copy of a mask, such as the inverse, which it gets, is done to the mask of its caller.
+    """A call that changes the copy of a mask which it gets, such as the inverse, changes the mask of its caller.
 
-    A mask whose gradient is needed stays as it is.
+    That gets other numbers, as nothing but whether it has changed is compared. One whose gradient is needed does not.
     """
     names = set[str]()
     token = CHANGED.set(names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import pairwise
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.adapters.jax_op import library_of
 from attention_conformance.implementations.discovery.functions.answers import OutputFirst
 from attention_conformance.implementations.discovery.functions.cache_states import State, arrays_in
 from attention_conformance.implementations.discovery.modules.own_cache import (
@@ -243,7 +242,7 @@ def zeros(like: Any, shape: tuple[int, ...]) -> Any:
     """Zeros of the kind and type of an array."""
     if isinstance(like, torch.Tensor):
         return like.new_zeros(shape)
-    return (sys.modules["jax"].numpy if is_jax(like) else np).zeros(shape, like.dtype)
+    return library_of(like).zeros(shape, like.dtype)
 
 
 def contiguous(array: Any) -> Any:

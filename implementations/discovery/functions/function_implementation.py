@@ -41,11 +41,11 @@ def implementation_of(
     kind: ArrayKind,
     claims: Claims,
     extras: tuple[Extra, ...],
-    further: Mapping[str, Callable[..., object]],
+    other_ways: Mapping[str, Callable[..., object]],
 ) -> Implementation:
     """The implementation that is called so, with every other way in which it may be called as well.
 
-    `further`: those in smaller blocks than usual, and with numbers in other parameters, by names for messages.
+    `other_ways`: those in smaller blocks than usual, and with numbers in other parameters, by names for messages.
     """
     assert isinstance(check.function, RenamedCall)
     positions, names = tuple(e.position for e in extras), tuple(e.name for e in extras)
@@ -61,7 +61,7 @@ def implementation_of(
     if own and states_masks_of_samples(written, own):
         alternatives |= {way: make(Chosen(other, positions)) for way, other in with_masks_of_samples(check).items()}
     if not as_shipped(whole, interfaces()):
-        own_ways = {**further} | in_splits(check, whole) | with_three_axes(check, written)
+        own_ways = {**other_ways} | in_splits(check, whole) | with_three_axes(check, written)
         own_ways |= in_halves(check, whole) | with_all_sinks(check, whole) | in_other_layers(check, whole)
         alternatives |= {way: make(Chosen(other, positions)) for way, other in own_ways.items()}
     shipped, wrapped = (whole.function, Compiled) if isinstance(whole, Compiled) else (whole, lambda each: each)

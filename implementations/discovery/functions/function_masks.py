@@ -162,8 +162,7 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         if has_effect(formed, shaped(MASKED, form)):
             if not any(formed.run(shaped(each, form)).error for each in OF_FEWER_AXES):
                 whole = _with_whole_keys(_of_documented_samples(formed, kind), kind)
-                noted = form is MaskForm.FULL or forms is not FORMS
-                return whole, [GIVEN_AS.format(own, form)] if noted else []
+                return whole, _form_notes(own, form, forms)
             rigid = rigid or formed  # it may be one that has to have fewer axes
         added = formed.without({Feature.BOOL_MASK})
         if (
@@ -175,8 +174,7 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         ):
             each = with_all_axes(added, kind)
             given = MaskForm.FULL if each is not added else form
-            noted = given is MaskForm.FULL or forms is not FORMS
-            return _with_whole_keys(each, kind), [GIVEN_AS.format(own, given)] if noted else []
+            return _with_whole_keys(each, kind), _form_notes(own, given, forms)
     if rigid is not None:
         call = rigid.function
         assert isinstance(call, RenamedCall)
@@ -194,6 +192,11 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         return found[0], [found[1]]
     errors = [check.run(case).error for case in (MASKED, BIASED)]
     return (check.without(OF_MASKS), [unclaimed("masks", errors[0])]) if all(errors) else (check, [])
+
+
+def _form_notes(own: str, form: MaskForm, forms: Sequence[MaskForm]) -> list[str]:
+    """In which form its mask is given, where that is not the first that is tried of all."""
+    return [GIVEN_AS.format(own, form)] if form is MaskForm.FULL or forms is not FORMS else []
 
 
 def forms_of(check: ClaimCheck, kind: ArrayKind, own: str) -> Sequence[MaskForm]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
 
-import numpy as np
-
-from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.adapters.jax_op import library_of
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.signatures import dispensable, required, signature_of
@@ -129,4 +126,4 @@ def _filled(query: Any, shape: tuple[int, ...], number: float) -> Any:
     """An array of the kind and dtype that the query has."""
     if hasattr(query, "new_full"):
         return query.new_full(shape, number)
-    return (sys.modules["jax"].numpy if is_jax(query) else np).full(shape, number, query.dtype)
+    return library_of(query).full(shape, number, query.dtype)

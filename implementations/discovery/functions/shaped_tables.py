@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.adapters.jax_op import is_jax, library_of
 from attention_conformance.implementations.api.contract import Fit, Implementation, Unsupported
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
@@ -37,7 +37,7 @@ def _joined(first: Any, second: Any) -> Any:
         import torch
 
         return torch.cat([first, second], -1)
-    return (sys.modules["jax"].numpy if is_jax(first) else np).concatenate([first, second], -1)
+    return library_of(first).concatenate([first, second], -1)
 
 
 def _twice(table: Any) -> Any:

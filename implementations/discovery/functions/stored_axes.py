@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.adapters.jax_op import is_jax, library_of
 
 OP = "BHLD"
 TOGETHER = {"T": "BL", "E": "HD", "N": "PS"}
@@ -93,7 +93,7 @@ def stacked(arrays: Iterable[Any], axis: int) -> Any:
     given = [*arrays]
     if hasattr(given[0], "new_zeros"):
         return sys.modules["torch"].stack(given, axis)
-    return sys.modules["jax"].numpy.stack(given, axis) if is_jax(given[0]) else np.stack(given, axis)
+    return library_of(given[0]).stack(given, axis)
 
 
 def like(x: Any, other: Any) -> Any:

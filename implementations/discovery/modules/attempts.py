@@ -125,6 +125,7 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
     given: dict[str, object] = {**texts, **_parts(kind, parameters)}
     choices = {p.name: possible for p in parameters if p.name not in given and (possible := _choices(p))}
     counted = {size for name, possible in choices.items() if name not in GROUPS for size in possible}
+    # what counts groups next to nothing that counts heads are those of a norm
     of_norms = [p.name for p in parameters if p.name in GROUPS and not required(p) and Size.HEADS not in counted]
     choices = {name: possible for name, possible in choices.items() if name not in of_norms}
     groups = {option: name for option, name in groups.items() if name not in of_norms}

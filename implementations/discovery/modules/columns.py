@@ -18,7 +18,7 @@ def of_columns(function: Callable[..., Any]) -> Callable[..., Any]:
     def of_rows(*inputs: Any, **options: Any) -> Any:
         bound = signature.bind(*inputs, **options)
         bound.arguments = {name: _as_column(name, each) for name, each in bound.arguments.items()}
-        return _turned(function(*bound.args, **bound.kwargs))
+        return _transposed(function(*bound.args, **bound.kwargs))
 
     return of_rows
 
@@ -26,10 +26,10 @@ def of_columns(function: Callable[..., Any]) -> Callable[..., Any]:
 def _as_column(name: str, given: Any) -> Any:
     if WEIGHT.match(name):
         return given[..., None] if OF_BIAS.search(name) else given
-    return _turned(given)
+    return _transposed(given)
 
 
-def _turned(given: Any) -> Any:
+def _transposed(given: Any) -> Any:
     if isinstance(given, tuple | list):
-        return type(given)(map(_turned, given))
+        return type(given)(map(_transposed, given))
     return given.swapaxes(-1, -2) if getattr(given, "ndim", 0) > 1 else given

@@ -11,6 +11,7 @@ from attention_conformance.implementations.discovery.claim_checks import OPTION_
 from attention_conformance.implementations.discovery.signatures import signature_of
 from attention_conformance.spec.features import Feature
 
+DROPPING = {Feature.DROPOUT, Feature.EVALUATION}
 RATE = 0.5
 """The other rate: in training it would change almost any answer."""
 SEEDS = {"seed", "dropout_seed", "rng_seed", "random_seed", "random_state", "rng", "generator"}
@@ -46,4 +47,4 @@ def without_own_draws(check: ClaimCheck, kind: Callable[..., object]) -> tuple[C
     one, other = (check.run(case.extended(dropout_seed=seed)) for seed in (1, 2))
     if not near_outputs(one, other, check.dtype) or near_outputs(one, check.run(PLAIN), check.dtype):
         return check, {}
-    return check.without({Feature.DROPOUT, Feature.EVALUATION}), {own[0]: OWN_DRAWS}
+    return check.without(DROPPING), {own[0]: OWN_DRAWS}

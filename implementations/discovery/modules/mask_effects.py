@@ -127,7 +127,7 @@ def _right_for_others(check: ClaimCheck) -> list[Booleans]:
     """For each changed key (B, L), True = as padding states; empty where the tokens that are left see others.
 
     Causality and padding on the right, taken for its opposite, empty rows of real tokens together, which may then see
-    all that the former leaves, as without padding: padding on the left tells the one from the other.
+    all that the former leaves, as without padding: padding on the left shows which one it is.
     """
     agrees: list[Booleans] = []
     unmasked = _hides_unmasked(check, PADDED)

@@ -33,8 +33,8 @@ from attention_conformance.implementations.discovery.modules.forwards import (
     forward_calls,
     settled,
 )
-from attention_conformance.implementations.discovery.modules.further_inputs import with_context, with_needed
 from attention_conformance.implementations.discovery.modules.layout import length_first
+from attention_conformance.implementations.discovery.modules.more_inputs import with_context, with_needed
 from attention_conformance.implementations.discovery.modules.more_than_attention import refuse_more_than_attention
 from attention_conformance.implementations.discovery.modules.parameters import check_parameters, find_places, names_of
 from attention_conformance.implementations.discovery.modules.query_key_norms import (

@@ -38,7 +38,7 @@ from attention_conformance.implementations.discovery.modules.biases import biase
 from attention_conformance.implementations.discovery.modules.constructed_options import with_constructed_options
 from attention_conformance.implementations.discovery.modules.constructors import without_other_widths
 from attention_conformance.implementations.discovery.modules.context_masks import BOTH_MASKS
-from attention_conformance.implementations.discovery.modules.dropping import without_own_draws
+from attention_conformance.implementations.discovery.modules.dropping import DROPPING, without_own_draws
 from attention_conformance.implementations.discovery.modules.emptied_twice import without_rows_emptied_twice
 from attention_conformance.implementations.discovery.modules.layout import fit_of_heads, holds_table
 from attention_conformance.implementations.discovery.modules.left_out import (
@@ -94,7 +94,6 @@ LAYOUTS = (
     *("(B, L, E), its answer (B, H, L, d)", "(B, L, E), its answer (B, L, H, d)"),
 )
 """Of inputs, by `ModuleCall.spatial`."""
-DROPPING = {Feature.DROPOUT, Feature.EVALUATION}
 
 
 def module_candidate(

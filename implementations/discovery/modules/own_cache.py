@@ -5,18 +5,16 @@ a whole.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, cycle, pairwise, takewhile
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from attention_conformance.implementations.adapters.as_built import INPUTS, AsBuilt
-from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.adapters.jax_op import library_of
 from attention_conformance.implementations.adapters.modes import Modes
 from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.adapters.torch_module import in_mode
@@ -166,7 +164,7 @@ def joined(arrays: Sequence[Any], axis: int) -> Any:
     """Arrays of one kind, one after another along an axis."""
     if isinstance(arrays[0], torch.Tensor):
         return torch.cat([*arrays], axis)
-    return (sys.modules["jax"].numpy if is_jax(arrays[0]) else np).concatenate([*arrays], axis)
+    return library_of(arrays[0]).concatenate([*arrays], axis)
 
 
 def _appended(past: Any, part: Any, start: int, stop: int) -> Any:

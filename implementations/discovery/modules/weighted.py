@@ -168,8 +168,8 @@ def weighted_function(function: Any) -> type[nn.Module] | None:
     One whose tokens are columns, (E, L), as in some textbooks, is given them so where it answers to no rows.
     """
     rows = _taken(function)
-    turned = rows is not None and rows[1] is None and inspect.isfunction(function)
-    columns = _taken(of_columns(function)) if turned else None
+    unanswered = rows is not None and rows[1] is None and inspect.isfunction(function)
+    columns = _taken(of_columns(function)) if unanswered else None
     taken = rows if columns is None or columns[1] is None else columns
     return None if taken is None else _as_module(function, *taken)
 

@@ -1,4 +1,4 @@
-"""Further inputs of forwards: another sequence that may be left out, and what is needed whatever its default states."""
+"""More inputs of forwards: another sequence that may be left out, and what is needed whatever its default states."""
 
 from __future__ import annotations
 
