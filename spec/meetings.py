@@ -13,7 +13,7 @@ from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, 
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.covering import mended
 from attention_conformance.spec.features import NOTHING, Packing
-from attention_conformance.spec.meeting_levels import CORE, LEVELS, OFTEN, USUAL, Call, Level, blinds, covers_up, hides
+from attention_conformance.spec.meeting_levels import LEVELS, OFTEN, USUAL, Call, Level, blinds, covers_up, hides
 
 MOST_TOGETHER = 9
 """Uncommon things in one case."""
@@ -21,7 +21,7 @@ MOST_HIDING = 3
 """Of these, things that hide keys."""
 MOST_ROWS = 60
 """Queries of a case of which a window or documents leave few keys, and a mask some of these."""
-MOST_COMPARED = 12
+MOST_COMPARED = 40
 """Levels that are compared by the triples that they bring, which takes time."""
 MOST_ONES = 2**8
 """Ones whose sum is exact in every dtype, one after the other."""
@@ -73,12 +73,11 @@ class _Meeting:
         self.seen = defaultdict[tuple[int, int], int](int)
 
     def still_open(self, goes: Going) -> Iterator[list[int]]:
-        """First the pairs that have not met when it is their turn, then triples of what every kernel is about."""
+        """First the pairs that have not met when it is their turn, then triples of what mistakes are often about."""
         for first in range(len(self.live)):
             while others := self.open_pairs[first]:
                 yield [first, next(_numbers(others))]
-        core = [n for n, level in enumerate(self.live) if level in CORE]
-        for first, second, third in combinations(core, 3):
+        for first, second, third in combinations(_numbers(self.often), 3):
             chosen = [first, second, third]
             beside = self.beside[first] & self.beside[second] & 1 << third and self.beside[first] >> second & 1
             if beside and not self.seen[first, second] >> third & 1 and goes([self.live[n] for n in chosen]):

@@ -17,6 +17,7 @@ from attention_conformance.implementations.discovery.always import without_broke
 from attention_conformance.implementations.discovery.claim_checks import (
     OPTION_CASES,
     PLAIN,
+    AdapterRun,
     ClaimCheck,
     core_claims,
     drops_output,
@@ -25,6 +26,7 @@ from attention_conformance.implementations.discovery.claim_checks import (
     with_returned_weights,
 )
 from attention_conformance.implementations.discovery.coarser_dtypes import with_precision
+from attention_conformance.implementations.discovery.documented_inputs import states_samples_first
 from attention_conformance.implementations.discovery.extras import (
     EXTRA_FEATURES,
     Chosen,
@@ -185,10 +187,22 @@ def module_candidate(
     )
     claims = replace(claims, features=claims.features | set(modes))
     construct = plan.make.constructs and partial(_built_and_called, plan)
-    made = Implementation(name, claims, plan.run(), construct=construct, alternatives=alternatives, modes=modes)
+    samples_first = None if published else states_samples_first(kind)
+    run, layouts = _as_stated(plan, samples_first)
+    made = Implementation(name, claims, run, construct=construct, alternatives=alternatives, modes=modes)
     documented = (plan.documented,) if plan.documented else ()
-    made = replace(with_notes(made, notes), findings=findings, as_seen=as_seen, stated=check.stated)
+    made = replace(with_notes(made, notes), findings=findings, as_seen=as_seen, stated=(*layouts, *check.stated))
     return replace(made, documented=documented)
+
+
+def _as_stated(plan: ModulePlan, samples_first: bool | None) -> tuple[AdapterRun, tuple[str, ...]]:
+    """The run in the layout that is stated, and a line where that is not the one in which it attends."""
+    call = plan.call
+    if samples_first is None or call.spatial or call.length_first is not samples_first:
+        return plan.run(), ()
+    stated, seen = ("(B, L, E)", "(L, B, E)") if samples_first else ("(L, B, E)", "(B, L, E)")
+    run = plan.run(replace(call, length_first=not samples_first))
+    return run, (f"in the layout {stated} that its text states; it attends as in {seen}",)
 
 
 def _without_refused_lengths(check: ClaimCheck, plan: ModulePlan) -> tuple[ClaimCheck, list[str]]:
