@@ -66,7 +66,6 @@ _SIZES: tuple[Level, ...] = (
     {"d_k": 264, "d_v": 257, **ONE},
 )
 _MASKS: tuple[Level, ...] = (
-    {"mask": MaskKind.INFINITE},
     *({"mask_shape": shape} for shape in tuple(MaskShape)[1:]),
     *({"pattern": pattern} for pattern in (Pattern.ALL, Pattern.FIRST_TILE, Pattern.RULES)),
     {"mask": MaskKind.FLOAT, "mask_offset": -50.0},
@@ -119,7 +118,7 @@ def _of_options() -> Iterator[Level]:
 
 
 OFTEN: tuple[Level, ...] = (
-    *({"mask": kind} for kind in (MaskKind.BOOL, MaskKind.FLOAT)),
+    *({"mask": kind} for kind in (MaskKind.BOOL, MaskKind.FLOAT, MaskKind.INFINITE)),
     *({"padding": p} for p in (Padding.RIGHT, Padding.LENGTHS)),
     {"causal": True},
     {"scale": 0.3},

@@ -6,10 +6,19 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 from attention_conformance.implementations.api.global_state import torch_seeded
 from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
+from attention_conformance.implementations.discovery.functions.generators import (
+    MAKERS,
+    Maker,
+    drawn,
+    generator_in,
+    numpy_seeded,
+)
+from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.probe import first_part
 from attention_conformance.implementations.discovery.signatures import required, signature_of, unfelt_like
 from attention_conformance.implementations.discovery.vocabulary import unfelt
@@ -36,16 +45,21 @@ class DropoutForm:
         own: its parameter.
         layer: whether that is given a layer, and not its rate.
         mode: its own flag of a mode; empty for none.
+        generator: its parameter for a generator of random numbers; empty for none.
+        maker: makes one of a seed.
     """
 
     function: Callable[..., Any]
     own: str
     layer: bool
     mode: str
+    generator: str = ""
+    maker: Maker | None = None
 
     @property
     def __signature__(self) -> inspect.Signature:
-        parameters = [self._renamed(each) for each in signature_of(self.function).parameters.values()]
+        every = signature_of(self.function).parameters.values()
+        parameters = [self._renamed(each) for each in every if each.name != self.generator]
         if self.mode or not self.layer:
             return inspect.Signature(parameters)
         mode = inspect.Parameter("training", inspect.Parameter.KEYWORD_ONLY, default=True)
@@ -61,6 +75,7 @@ class DropoutForm:
     def about(self) -> str:
         """For a note."""
         rate = f"its {self.own!r} is given {'a layer of dropout' if self.layer else 'the rate of dropout'}"
+        rate += f", and its {self.generator!r} a generator of each call" if self.generator else ""
         plain = self.mode in ("", "training")
         return rate if plain else f"{rate}, and its {self.mode!r} is {MODES[self.mode]} in training"
 
@@ -68,6 +83,8 @@ class DropoutForm:
         """The function's answer."""
         if self.mode:
             options[self.mode] = training is MODES[self.mode]
+        if self.maker is not None:
+            options[self.generator] = drawn(self.maker) if dropout_p and training else self.maker(0)
         if not self.layer:
             return self.function(*inputs, **options, **{self.own: dropout_p})
         if not dropout_p:
@@ -77,21 +94,37 @@ class DropoutForm:
 
 
 def with_dropout_form(function: Callable[..., Any]) -> DropoutForm | None:
-    """The function, where its parameter or mode of dropout has another name, or takes a layer; None for any other."""
+    """The function, where its parameter or mode of dropout has another name, or takes a layer; None for any other.
+
+    The same where it takes a generator of random numbers.
+    """
     parameters = signature_of(function).parameters
-    named = [p for p in parameters.values() if "drop" in p.name.lower() and not p.name.lower().endswith("mask")]
+    generator = generator_in([*parameters.values()][3:])
+    named = [p for p in parameters.values() if p.name != generator and _names_rate(p)]
     if len(named) != 1 or required(named[0]) or not _may_drop(named[0].default):
         return None
-    mode = next((p.name for p in parameters.values() if p.name in MODES and not required(p) and _is_mode(p)), "")
-    if named[0].name == "dropout_p" and mode in ("", "training"):
+    mode = next((p.name for p in parameters.values() if _is_mode(p, generator)), "")
+    if named[0].name == "dropout_p" and mode in ("", "training") and not generator:
         return None
-    forms = (DropoutForm(function, named[0].name, layer, mode) for layer in (False, True))
+    makers: tuple[Maker | None, ...] = MAKERS if generator else (None,)
+    forms = (
+        DropoutForm(function, named[0].name, layer, mode, generator, maker)
+        for layer, maker in product((False, True), makers)
+    )
     return next((form for form in forms if _drops(form)), None)
 
 
-def _is_mode(parameter: inspect.Parameter) -> bool:
-    """Whether it is no choice of a deterministic backward pass, which is none by default."""
-    return parameter.name != "deterministic" or parameter.default is not False
+def _names_rate(parameter: inspect.Parameter) -> bool:
+    """Whether it is about dropout, and neither a mask of it nor a flag."""
+    name = parameter.name.lower()
+    return "drop" in name and not name.endswith("mask") and not isinstance(parameter.default, bool)
+
+
+def _is_mode(parameter: inspect.Parameter, generator: str) -> bool:
+    """Whether it is a flag of a mode, and no choice of a deterministic backward pass, which is none by default."""
+    if parameter.name not in MODES or required(parameter):
+        return False
+    return parameter.name != "deterministic" or parameter.default is not False or bool(generator)
 
 
 def _may_drop(default: object) -> bool:
@@ -108,22 +141,24 @@ def _drops(form: DropoutForm) -> bool:
 
 
 def _drops_in(form: DropoutForm, size: tuple[int, ...], given: Mapping[str, Any]) -> bool:
-    plain = [_answer(form, size, given, 0.0, seed) for seed in (1, 2)]
-    dropped = [_answer(form, size, given, RATE, seed) for seed in (1, 2)]
-    if any(each.error for each in (*plain, *dropped)):
+    return any(_drops_of(form, x, given) for x in of_each_kind(size))
+
+
+def _drops_of(form: DropoutForm, x: Any, given: Mapping[str, Any]) -> bool:
+    options = {name: unfelt_like(x, array) for name, array in given.items()}
+    plain = [_answer(form, x, options, 0.0, seed) for seed in (1, 2)]
+    if any(each.error for each in plain) or not _same(*plain):
         return False
-    return _same(*plain) and not _same(*dropped)
+    dropped = [_answer(form, x, options, RATE, seed) for seed in (1, 2)]
+    return not any(each.error for each in dropped) and not _same(*dropped)
 
 
-def _answer(
-    form: DropoutForm, size: tuple[int, ...], given: Mapping[str, Any], rate: float, seed: int
-) -> CallOutcome[Any]:
-    inputs = torch.randn(3, *size, generator=torch.Generator().manual_seed(5))
-    options = {name: unfelt_like(inputs, array) for name, array in given.items()}
-    with torch_seeded(seed):
-        return safe_call(partial(form, *inputs, dropout_p=rate, **options))
+def _answer(form: DropoutForm, x: Any, options: Mapping[str, Any], rate: float, seed: int) -> CallOutcome[Any]:
+    with torch_seeded(seed), numpy_seeded(seed):
+        return safe_call(partial(form, x, x, x, dropout_p=rate, **options))
 
 
 def _same(one: CallOutcome[Any], other: CallOutcome[Any]) -> bool:
     first, second = (first_part(each.value) for each in (one, other))
-    return bool(torch.equal(first, second)) if isinstance(first, torch.Tensor) else first is second
+    arrays = hasattr(first, "shape") and hasattr(second, "shape")
+    return bool((first == second).all()) if arrays and first.shape == second.shape else first is second
