@@ -175,8 +175,12 @@ class AsBuilt:
             return to_array(output_of((call or self.call)(module, tensors(problem, device), problem)))
 
     def _restored(self, module: nn.Module, problem: Problem, device: str) -> nn.Module | None:
-        """Another module with the state dict of this one; None where it is refused, as one of kept sequences may be."""
+        """Another module, which has answered before, with the state dict of this one; None where that is refused.
+
+        One of kept sequences may be.
+        """
         other = self._built(problem, device, OTHER_SEED)
+        safe_call(partial(self.answer, other, problem, device))
         refused = safe_call(lambda: other.load_state_dict(module.state_dict())).error
         return None if refused else in_new_mode(other)
 
@@ -196,7 +200,10 @@ class AsBuilt:
         yield "after other calls", self.answer(module, problem, device)
         yield "in evaluation mode, chosen twice", self.answer(in_mode(module, False), problem, device)
         if (restored := self._restored(module, problem, device)) is not None:
-            yield "as its state dict restores it", self.answer(restored, problem, device)
+            yield (
+                "as its state dict restores it in one that has answered before",
+                self.answer(restored, problem, device),
+            )
         if (copied := self._copied(problem, device)) is not None:
             yield "as a copy of one that is changed then", self.answer(copied, problem, device)
         if shared := listed_twice(module):

@@ -242,3 +242,35 @@ def test_nothing_is_dropped_in_evaluation_by_what_is_unknown(tmp_path: Path, rat
     made = candidate(f"{tmp_path}/mine.py:f", {}, in_part=True)
     assert "its numbers" in made.findings
     assert bool(failing(made, "modules.as-built", dtype="float64")) is wrong
+
+
+KEPT_BIASES = """
+class f(nn.Module):
+    def __init__(self, dim, num_heads, resolution=4):
+        super().__init__()
+        place = torch.arange(resolution * resolution)
+        row, column = place // resolution, place % resolution
+        apart = [(each[:, None] - each).abs() for each in (row, column)]
+        self.register_buffer("index", apart[0] * resolution + apart[1], persistent=False)
+        self.h, self.qkv, self.act, self.proj = num_heads, nn.Linear(dim, 3 * dim), nn.Hardswish(), nn.Linear(dim, dim)
+        self.attention_biases, self.kept = nn.Parameter(torch.zeros(num_heads, resolution**2)), {{}}
+    def train(self, mode=True):
+        {dropped}
+        return super().train(mode)
+    def biases(self):
+        if self.training:
+            return self.attention_biases[:, self.index]
+        if "biases" not in self.kept:
+            self.kept["biases"] = self.attention_biases[:, self.index]
+        return self.kept["biases"]
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        return self.proj(self.act(attend(q, k, v, self.biases())[0].transpose(1, 2).flatten(2)))
+"""
+
+
+@pytest.mark.parametrize(("dropped", "wrong"), [("self.kept = {}", False), ("pass", True)])
+def test_what_is_kept_of_parameters_is_dropped_with_them(tmp_path: Path, dropped: str, wrong: bool) -> None:
+    (tmp_path / "mine.py").write_text(START + KEPT_BIASES.format(dropped=dropped))
+    made = candidate(f"{tmp_path}/mine.py:f", {}, in_part=True)
+    assert bool(failing(made, "modules.as-built", dtype="float64")) is wrong
