@@ -43,6 +43,14 @@ def states_unscaled(target: object) -> bool:
     return named or any(map(UNSCALED.search, split(unconditional(target))))
 
 
+SCALED = re.compile(r"\bscaled[- ]dot[- ]products?\b", re.IGNORECASE)
+
+
+def states_scaled(target: object) -> bool:
+    """Whether its documentation states that it is scaled dot-product attention."""
+    return any(stated(SCALED, each) for each in split(unconditional(target)))
+
+
 OF_TORCH = re.compile(
     r"\b(?:state[ _]?dicts?|checkpoints?|parameters|weights|layout of in_proj_weight)\b.{0,60}\bmultiheadattention\b",
     re.IGNORECASE,

@@ -17,6 +17,7 @@ from attention_conformance.implementations.discovery.always import rows, with_pr
 from attention_conformance.implementations.discovery.always_scores import has_unknown_scores
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck
 from attention_conformance.implementations.discovery.code_text import code_of
+from attention_conformance.implementations.discovery.documented_equations import states_scaled
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.narrow_windows import refuse_chunks_apart
@@ -75,7 +76,7 @@ def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, v
         raise TargetError(f"its answer depends on its inputs without their values, too: {REMEDY}")
     if all(_reads_elsewhere(check, each) for each in (problem, _problem(check, 1) or problem)):
         raise TargetError(f"which of its weights are those of the values is unknown: {REMEDY}")
-    if make.held and (scale := _own_scale(check)):
+    if make.held and (scale := _own_scale(check)) and not (_is_slip(scale, problem) and states_scaled(make.kind)):
         given = ", ".join(repr(path) for path in make.held)
         raise TargetError(f"its scores are {scale:.3g} times the usual ones, next to {given}: {REMEDY}")
 
@@ -168,6 +169,12 @@ def _own_scale(check: ClaimCheck) -> float:
     problems = [_problem(check, heads=heads) for heads in (2, 3)]
     few, many = (0.0 if each is None else _factor(check, each) for each in problems)
     return many if math.isclose(few, many, rel_tol=SAME_FACTOR) else 0.0
+
+
+def _is_slip(scale: float, problem: Problem) -> bool:
+    """Whether a factor of the usual scale is that of scores that are not scaled, or scaled twice."""
+    root = math.sqrt(problem.parameters["w_q"].shape[-1] / problem.num_heads)
+    return any(math.isclose(scale, each, rel_tol=SAME_FACTOR) for each in (root, 1.0 / root))
 
 
 def _factor(check: ClaimCheck, problem: Problem) -> float:

@@ -8,6 +8,7 @@ from attention_conformance.implementations.discovery.documented_equations import
     is_for_inference,
     states_alibi,
     states_own_unseen,
+    states_scaled,
     states_torchs_parameters,
     states_unscaled,
     states_zero_key,
@@ -132,6 +133,19 @@ def test_whether_parameters_are_those_of_torch(text: str, stated: bool) -> None:
 )
 def test_whether_scores_are_scaled(text: str, name: str, stated: bool) -> None:
     assert states_unscaled(documented(text, name)) is stated
+
+
+@pytest.mark.parametrize(
+    ("text", "stated"),
+    [
+        ("Scaled dot-product attention with a bias.", True),
+        ("Compute 'Scaled Dot Product Attention' with relative positions.", True),
+        ("It is no scaled dot-product attention.", False),
+        ("Dot-product attention.", False),
+    ],
+)
+def test_whether_it_is_scaled_dot_product_attention(text: str, stated: bool) -> None:
+    assert states_scaled(documented(text)) is stated
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.features import Feature
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, refused
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing, refused
 
 BLOCK = """
 class f(nn.Module):
@@ -130,3 +130,22 @@ def test_an_attention_with_a_mistake_is_judged(make: Make, after: str) -> None:
     text = HEADED.format(own="", parts="self.stacked", after=after, answer="self.o(a.transpose(1, 2).flatten(2))")
     with pytest.raises(AssertionError, match="elements differ"):
         assert_conforms(make(text))
+
+
+ROOTED = {
+    "own": "self.table = nn.Parameter(torch.randn(2, d_model))",
+    "after": "(q @ k.mT / {root} + (x @ self.table.mT).sum(-1)[:, None, None] / q.shape[-1] ** 0.5).softmax(-1) @ v",
+    "answer": "self.o(a.transpose(1, 2).flatten(2))",
+    "parts": "self.stacked",
+}
+
+
+@pytest.mark.parametrize(("root", "wrong"), [("q.shape[-1] ** 0.5", False), ("1", True)])
+def test_what_states_that_it_is_scaled_has_to_be(make: Make, root: str, wrong: bool) -> None:
+    text = HEADED.format(**{**ROOTED, "after": ROOTED["after"].format(root=root)})
+    made = make(
+        text.replace("    def __init__", '    """Scaled dot-product attention with a bias."""\n    def __init__', 1)
+    )
+    assert bool(failing(made, "scores.dot-product")) is wrong
+    if wrong:
+        assert refused(make, text).startswith("its scores are 2 times the usual ones, next to 'table'")
