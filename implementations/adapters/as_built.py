@@ -112,7 +112,7 @@ class AsBuilt:
     otherwise: Mapping[str, Run] = field(default_factory=dict)
 
     def __call__(self, problem: Problem, device: str) -> Result:
-        """The output with the gradients that are needed, or, without a cotangent, with the outputs that have to be the same."""
+        """The output with its gradients of inputs; without a cotangent, with the outputs that have to be the same."""
         module = self.module(problem, device)
         if problem.cotangent is None:
             output = self.answer(module, problem, device)

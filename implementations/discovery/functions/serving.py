@@ -7,7 +7,6 @@ several it is that in which samples, heads, queries and keys have the effects of
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

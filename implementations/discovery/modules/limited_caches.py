@@ -40,6 +40,8 @@ OF_LIMITS = {
 }
 """Words in the names of the numbers that it may keep."""
 MOST_SUMMED = 3
+TOGETHER = 8
+"""Tokens that are moved at once, as those that a cache has lost change nothing together: a call goes token by token."""
 Answer = Callable[[Problem], Array | None]
 
 
@@ -58,14 +60,21 @@ def kept_tokens(whole: Answer, pieces: Answer, problem: Problem) -> int:
     if one is None or other is None or one.shape != other.shape or not last_row_moves(one, other):
         return 0
     tokens = range(problem.query.shape[1])
-    if not all(_depends(whole, one, problem, token) for token in tokens):
+    if not all(_depends(whole, one, problem, [token]) for token in tokens):
         return 0
-    kept = sum(_depends(pieces, other, problem, token) for token in tokens)
+    some = (tokens[start : start + TOGETHER] for start in range(0, len(tokens), TOGETHER))
+    kept = sum(
+        _depends(pieces, other, problem, [each])
+        for those in some
+        if _depends(pieces, other, problem, those)
+        for each in those
+    )
     return kept if LEAST < kept < len(tokens) else 0
 
 
-def _depends(answer: Answer, usual: Array, problem: Problem, token: int) -> bool:
-    found = answer(moved(problem, [token]))
+def _depends(answer: Answer, usual: Array, problem: Problem, tokens: Iterable[int]) -> bool:
+    """Whether the last row depends on any of these tokens."""
+    found = answer(moved(problem, tokens))
     return found is not None and last_row_moves(usual, found)
 
 
