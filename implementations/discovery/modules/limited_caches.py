@@ -50,6 +50,8 @@ def within_limit(way: InPieces, kind: object, whole: Answer, pieces: Answer, pro
 
     `problem` has more tokens than that; nothing is known of what follows them.
     """
+    if not speaks_of_limit(kind) and not any(_numbers(kind)):
+        return way
     kept = kept_tokens(whole, pieces, problem)
     return replace(way, most=kept) if kept and states_limit(kind, kept) else way
 
@@ -95,12 +97,17 @@ def moved(problem: Problem, tokens: Iterable[int]) -> Problem:
 
 def states_limit(kind: Any, kept: int) -> bool:
     """Whether its words speak of a limited cache, or numbers of its own add up to the tokens that it keeps."""
-    comments = (line.partition("#")[2] for line in code_of(kind).splitlines())
-    if any(LIMITED.search(text) for text in (*sentences_of(kind), *comments)):
+    if speaks_of_limit(kind):
         return True
     numbers = sorted({*_numbers(kind)})
     sums = {sum(each) for count in range(1, 1 + MOST_SUMMED) for each in combinations(numbers, count)}
     return bool({kept, kept - 1} & sums)  # its own token may come on top
+
+
+def speaks_of_limit(kind: Any) -> bool:
+    """Whether its documentation or its comments have words for a limited cache."""
+    comments = (line.partition("#")[2] for line in code_of(kind).splitlines())
+    return any(LIMITED.search(text) for text in (*sentences_of(kind), *comments))
 
 
 def _numbers(kind: Any) -> Iterator[int]:
