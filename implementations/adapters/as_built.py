@@ -112,12 +112,14 @@ class AsBuilt:
     otherwise: Mapping[str, Run] = field(default_factory=dict)
 
     def __call__(self, problem: Problem, device: str) -> Result:
-        """The output with its gradients of inputs, or with the outputs that have to be the same."""
+        """The output with its gradients of inputs; without a cotangent, with the outputs that have to be the same."""
         module = self.module(problem, device)
         if problem.cotangent is None:
             output = self.answer(module, problem, device)
             others = {how: Result(x) for how, x in self._others(module, problem, device, output)}
             return Result(output, others=others | {how: each(problem, device) for how, each in self.otherwise.items()})
+        if not problem.needs:
+            return Result(self.answer(module, problem, device))
         given = tensors(problem, device)
         output = output_of(self.call(module, given, problem))
         leaves = {name: given[name] for name in problem.needs}

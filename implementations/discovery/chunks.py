@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -23,18 +24,22 @@ def without_chunks(check: ClaimCheck) -> None:
     Raises:
         TargetError: they are those of chunks.
     """
-    if replace(check.claims.premises, causal=False) != NO_PREMISES or _ends(check, (0,)) in ((), (LENGTH,)):
+    if replace(check.claims.premises, causal=False) != NO_PREMISES or next(_ends(check, (0,)), LENGTH) == LENGTH:
         return
-    ends = _ends(check, tuple(range(LENGTH)))
+    ends = list[int]()
+    for end in _ends(check, tuple(range(LENGTH))):
+        if ends and ends[-1] + 1 == end < LENGTH:  # as in a window, which moves on with each key
+            return
+        ends.append(end)
     inner = [end for end in ends if end < LENGTH]
     size = min((after - before for before, after in pairwise(inner) if after > before), default=0)
     if size < 2 or len({*inner}) < 2 or len(ends) < LENGTH:
         return
     before = inner[0] // size - 1
-    if ends == tuple(min(LENGTH, (key // size + 1 + before) * size) for key in range(LENGTH)):
+    if ends == [min(LENGTH, (key // size + 1 + before) * size) for key in range(LENGTH)]:
         raise TargetError(IN_CHUNKS.format(size, f" and of {before} before it" if before else ""))
 
 
-def _ends(check: ClaimCheck, keys: tuple[int, ...]) -> tuple[int, ...]:
+def _ends(check: ClaimCheck, keys: tuple[int, ...]) -> Iterator[int]:
     """The number of the query after the last one that sees each key; those of keys that no query sees are left out."""
-    return tuple(int(seen.nonzero()[0][-1]) + 1 for _, seen in changes(check, LONG, at=keys) if seen.any())
+    return (int(seen.nonzero()[0][-1]) + 1 for _, seen in changes(check, LONG, at=keys) if seen.any())

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,7 @@ def page(run: Run) -> str:
     """The HTML page of a run; every text of the run is escaped."""
     loader = jinja2.FileSystemLoader(ASSETS)
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    library = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    scripts = [inline(text, "script") for text in (library, (ASSETS / "page.js").read_text(encoding="utf-8"))]
+    scripts = [inline(text, "script") for text in (_library(), (ASSETS / "page.js").read_text(encoding="utf-8"))]
     order = (False, None, True).index  # failures first
     results = sorted(run.clause_results, key=lambda each: order(each.holds))
     return environment.get_template("page.html").render(
@@ -47,6 +47,12 @@ def page(run: Run) -> str:
         scripts=scripts,
         allowed=" ".join(map(fingerprint, scripts)),
     )
+
+
+@cache
+def _library() -> str:
+    """Vega-Lite as a script, which is put together anew each time it is wanted."""
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
 def _row(measurement: Measurement) -> dict[str, Any]:

@@ -279,7 +279,8 @@ def _slope(judge: Judge, case: Case, problem: Problem, along: Mapping[str, Array
     sums = []
     for sign in (1.0, -1.0):
         moved = problem.with_arrays({n: getattr(problem, n) + sign * size * step for n, step in along.items()})
-        answers = _answers(judge, Feature.AS_BUILT, case, moved.forward_only(), "a step away")
+        # With a cotangent and no need the output is answered alone, without all that has to be the same.
+        answers = _answers(judge, Feature.AS_BUILT, case, moved.but(needs=()), "a step away")
         if not answers:
             return None
         sums.append(float((answers[0][1].output * problem.cotangent).sum()))

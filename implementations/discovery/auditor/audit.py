@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from attention_conformance.implementations.api.global_state import compute_on_one_thread
 from attention_conformance.implementations.api.safe_call import error_line
 from attention_conformance.implementations.discovery.auditor import (
     probe_interface,
@@ -262,6 +263,7 @@ def _serve(
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
+    compute_on_one_thread()
     loaded: object = None
     try:
         loaded = load_target(target)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.adapters.jax_op import is_jax, jax_array
 from attention_conformance.implementations.adapters.tensors import to_tensor
 from attention_conformance.implementations.api.safe_call import repeatable, safe_call
 from attention_conformance.implementations.discovery.claim_checks import PROBED
@@ -235,10 +235,10 @@ class Attempt:
         if self.call.framework == "numpy":
             return array
         try:
-            import jax
+            import jax  # noqa: F401
         except ModuleNotFoundError:
             raise TargetError("JAX is not installed") from None
-        return jax.numpy.asarray(array)
+        return jax_array(array)
 
 
 def _observed_call(attempt: Attempt) -> FunctionCall:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from types import FunctionType, ModuleType
 
 from attention_conformance.implementations.discovery.documented import as_written
+from attention_conformance.implementations.discovery.targets.absent import AbsentModule
 
 OWN = __name__.partition(".")[0]
 """The package of what looks at the calls of a function."""
@@ -21,7 +22,8 @@ def kinds_for(function: object, kinds: Iterable[str]) -> list[str]:
 def may_be_of_jax(function: object) -> bool:
     """Whether JAX is imported, and a function may be of it.
 
-    It is not of it where its file and its code name nothing but torch, NumPy, Python's own modules and that file.
+    It is not of it where its file and its code name nothing but torch, NumPy, Python's own modules, what is not
+    installed and that file.
     """
     if "jax" not in sys.modules:
         return False
@@ -36,7 +38,7 @@ def may_be_of_jax(function: object) -> bool:
 def _names_no_jax(written: FunctionType) -> bool:
     """Whether all that its file and its code name is known to be none of JAX."""
     within = {name for name in written.__code__.co_names if name in sys.modules}
-    named = within | {_package(each) for each in written.__globals__.values()}
+    named = within | {_package(each) for each in written.__globals__.values() if not isinstance(each, AbsentModule)}
     return named <= {"", "torch", "numpy", OWN, _package(written), *sys.stdlib_module_names}
 
 

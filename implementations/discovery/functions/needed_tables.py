@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.adapters.jax_op import is_jax, jax_array
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES, words_of
@@ -113,5 +113,5 @@ def of_each_kind(shape: tuple[int, ...]) -> list[Any]:
     import torch
 
     array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    jax = [sys.modules["jax"].numpy.asarray(array)] if "jax" in sys.modules else []
+    jax = [jax_array(array)] if "jax" in sys.modules else []
     return [torch.from_numpy(array), array, *jax]

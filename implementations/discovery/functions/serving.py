@@ -7,7 +7,6 @@ several it is that in which samples, heads, queries and keys have the effects of
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.implementations.adapters.jax_op import jax_array
 from attention_conformance.implementations.adapters.tensors import to_tensor
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always import SAME
@@ -113,7 +113,7 @@ class Probe:
         typed = array.astype(DTYPES[self.dtype])
         if self.framework == "torch":
             return to_tensor(typed).to(self.device)
-        return sys.modules["jax"].numpy.asarray(typed) if self.framework == "jax" else typed
+        return jax_array(typed) if self.framework == "jax" else typed
 
     def as_answered(self) -> Probe | None:
         """The same with the axes in which it answers, by the shape of a first answer; None where it has none."""

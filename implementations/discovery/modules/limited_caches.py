@@ -40,6 +40,8 @@ OF_LIMITS = {
 }
 """Words in the names of the numbers that it may keep."""
 MOST_SUMMED = 3
+TOGETHER = 8
+"""Tokens that are moved at once, as those that a cache has lost change nothing together: a call goes token by token."""
 Answer = Callable[[Problem], Array | None]
 
 
@@ -48,6 +50,8 @@ def within_limit(way: InPieces, kind: object, whole: Answer, pieces: Answer, pro
 
     `problem` has more tokens than that; nothing is known of what follows them.
     """
+    if not speaks_of_limit(kind) and not any(_numbers(kind)):
+        return way
     kept = kept_tokens(whole, pieces, problem)
     return replace(way, most=kept) if kept and states_limit(kind, kept) else way
 
@@ -58,14 +62,21 @@ def kept_tokens(whole: Answer, pieces: Answer, problem: Problem) -> int:
     if one is None or other is None or one.shape != other.shape or not last_row_moves(one, other):
         return 0
     tokens = range(problem.query.shape[1])
-    if not all(_depends(whole, one, problem, token) for token in tokens):
+    if not all(_depends(whole, one, problem, [token]) for token in tokens):
         return 0
-    kept = sum(_depends(pieces, other, problem, token) for token in tokens)
+    some = (tokens[start : start + TOGETHER] for start in range(0, len(tokens), TOGETHER))
+    kept = sum(
+        _depends(pieces, other, problem, [each])
+        for those in some
+        if _depends(pieces, other, problem, those)
+        for each in those
+    )
     return kept if LEAST < kept < len(tokens) else 0
 
 
-def _depends(answer: Answer, usual: Array, problem: Problem, token: int) -> bool:
-    found = answer(moved(problem, [token]))
+def _depends(answer: Answer, usual: Array, problem: Problem, tokens: Iterable[int]) -> bool:
+    """Whether the last row depends on any of these tokens."""
+    found = answer(moved(problem, tokens))
     return found is not None and last_row_moves(usual, found)
 
 
@@ -86,12 +97,17 @@ def moved(problem: Problem, tokens: Iterable[int]) -> Problem:
 
 def states_limit(kind: Any, kept: int) -> bool:
     """Whether its words speak of a limited cache, or numbers of its own add up to the tokens that it keeps."""
-    comments = (line.partition("#")[2] for line in code_of(kind).splitlines())
-    if any(LIMITED.search(text) for text in (*sentences_of(kind), *comments)):
+    if speaks_of_limit(kind):
         return True
     numbers = sorted({*_numbers(kind)})
     sums = {sum(each) for count in range(1, 1 + MOST_SUMMED) for each in combinations(numbers, count)}
     return bool({kept, kept - 1} & sums)  # its own token may come on top
+
+
+def speaks_of_limit(kind: Any) -> bool:
+    """Whether its documentation or its comments have words for a limited cache."""
+    comments = (line.partition("#")[2] for line in code_of(kind).splitlines())
+    return any(LIMITED.search(text) for text in (*sentences_of(kind), *comments))
 
 
 def _numbers(kind: Any) -> Iterator[int]:

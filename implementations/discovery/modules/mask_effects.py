@@ -32,19 +32,23 @@ def has_effect(check: ClaimCheck, case: Case) -> bool:
 
     What is causal in any case, or has a window, shows each key to fewer queries than a mask does.
     """
-    if _agrees(check, case):
-        return True
-    return _hides_unmasked(check, case) and agreement(check, case, unmasked=True) == 1
+    agrees = _agrees(check, case)
+    if agrees is not False:
+        return bool(agrees)
+    if not _hides_unmasked(check, case) or _differs_unmasked(check, case):
+        return False
+    return agreement(check, case, unmasked=True) == 1
 
 
-def _agrees(check: ClaimCheck, case: Case) -> bool:
-    """Whether `agreement` is whole: the first key that differs ends it."""
+def _agrees(check: ClaimCheck, case: Case) -> bool | None:
+    """Whether `agreement` is whole: the first key that differs ends it. None where nothing is answered."""
     fitted = fit(case, check.claims)
     if isinstance(fitted, Unsupported):
-        return False
+        return None
     seen, tied = _stated(check, fitted)
     shares = _compared(check, fitted, seen, np.ones_like(seen[..., 0]), tied)
-    first = next(shares, 0.0)
+    if (first := next(shares, None)) is None:
+        return None
     return first == 1 and all(share == 1 for share in shares)
 
 
@@ -53,10 +57,34 @@ def _hides_unmasked(check: ClaimCheck, case: Case) -> bool:
     fitted = fit(case, check.claims)
     if isinstance(fitted, Unsupported):
         return False
-    unmasked = replace(fitted, mask=MaskKind.NONE, padding=Padding.NONE)
+    unmasked = _without_mask(fitted)
     offset = fitted.sizes.key_length - fitted.sizes.query_length
     ends = (-offset, fitted.sizes.key_length - 1 - offset)
     return not all(queries.all() for _, queries in changes(check, unmasked, each_sample=True, at=ends))
+
+
+def _differs_unmasked(check: ClaimCheck, case: Case) -> bool:
+    """Whether `agreement` with what is seen unmasked is known not to be whole, by the keys alone that it compares.
+
+    Of the queries it takes those that see one of these keys. Most ways that are tried end here, before each key is
+    changed.
+    """
+    fitted = fit(case, check.claims)
+    if isinstance(fitted, Unsupported):
+        return True
+    seen, tied = _stated(check, fitted)
+    unmasked, masked = (
+        dict(changes(check, each, each_sample=True, at=_compared_keys(fitted)))
+        for each in (_without_mask(fitted), fitted)
+    )
+    if unmasked.keys() != masked.keys() or any(each.shape != seen.shape[:2] for each in unmasked.values()):
+        return False
+    stated = {key: seen[..., key] & each for key, each in unmasked.items()}
+    filled = np.any([*stated.values()], 0)
+    places = np.arange(seen.shape[1])
+    return any(
+        bool(((masked[key] != each) & filled & ((places != key) | (not tied))).any()) for key, each in stated.items()
+    )
 
 
 def hides_keys(check: ClaimCheck, case: Case) -> bool:
@@ -99,15 +127,22 @@ def _stated(check: ClaimCheck, fitted: Case) -> tuple[Booleans, bool]:
 
 def _seen_unmasked(check: ClaimCheck, fitted: Case) -> Booleans | None:
     """(B, Lq, Lk): which keys each query sees without a mask; None where there is no answer."""
-    unmasked = replace(fitted, mask=MaskKind.NONE, padding=Padding.NONE)
+    unmasked = _without_mask(fitted)
     every = tuple(range(fitted.sizes.key_length))
     own = [queries for _, queries in changes(check, unmasked, each_sample=True, at=every)]
     return np.stack(own, -1) if len(own) == len(every) else None
 
 
+def _without_mask(fitted: Case) -> Case:
+    return replace(fitted, mask=MaskKind.NONE, padding=Padding.NONE)
+
+
+def _compared_keys(fitted: Case) -> tuple[int, ...]:
+    return KEYS if fitted.padding is Padding.NONE else OF_PADDED
+
+
 def _compared(check: ClaimCheck, fitted: Case, seen: Booleans, filled: Booleans, tied: bool) -> Iterator[float]:
-    at = KEYS if fitted.padding is Padding.NONE else OF_PADDED
-    for key, changed in changes(check, fitted, each_sample=True, at=at):
+    for key, changed in changes(check, fitted, each_sample=True, at=_compared_keys(fitted)):
         others = filled & ((np.arange(seen.shape[1]) != key) | (not tied))
         yield (
             float((changed == seen[..., key])[others].mean()) if changed.shape == others.shape and others.any() else 0.0

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from attention_conformance.implementations.adapters.jax_op import is_jax
+from attention_conformance.implementations.adapters.jax_op import is_jax, jax_array
 from attention_conformance.implementations.adapters.jax_programs import Evaluation, called
 from attention_conformance.implementations.adapters.tensors import to_array, to_tensor
 
@@ -121,9 +121,7 @@ def _into_array(tensor: torch.Tensor) -> Any:
 
 
 def _into_jax(tensor: torch.Tensor) -> Any:
-    import jax
-
-    return jax.numpy.asarray(to_array(tensor.detach()))
+    return jax_array(to_array(tensor.detach()))
 
 
 def _in_tensors(answer: Any) -> Any:

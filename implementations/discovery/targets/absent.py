@@ -86,7 +86,9 @@ class Absent:
         return (type("AbsentBase", (AbsentBase,), {"absent_name": self._name}),)
 
 
-class _AbsentModule(ModuleType):
+class AbsentModule(ModuleType):
+    """What stands for a module that is not installed."""
+
     def __init__(self, name: str, state: _State) -> None:
         super().__init__(name)
         self.__path__: list[str] = []
@@ -127,7 +129,7 @@ class Absences:
     @contextmanager
     def _standing_in(self) -> Iterator[None]:
         state = _State()
-        modules = {name: _AbsentModule(name, state) for name in self.names}
+        modules = {name: AbsentModule(name, state) for name in self.names}
         sys.modules.update(modules)
         try:
             yield

@@ -1,16 +1,24 @@
 """Paired timing: the statistics of times whose true ratio is known."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from math import log
 
 import numpy as np
 import pytest
 
+from attention_conformance.tests.benchmarks import paired_timing
 from attention_conformance.tests.benchmarks.benchmark_run import Interval, Speed
 from attention_conformance.tests.benchmarks.paired_timing import Clock, Effort, Times, median_interval, verdict
 
 RUNS = 50
 Noise = Callable[[np.random.Generator], float]
+
+
+@pytest.fixture(autouse=True)
+def _without_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call is timed here that a collection of garbage could disturb, and each takes longer than all that is."""
+    monkeypatch.setattr(paired_timing, "undisturbed", nullcontext)
 
 
 def quiet(random: np.random.Generator) -> float:

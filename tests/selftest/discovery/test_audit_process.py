@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from attention_conformance.implementations.api.global_state import THREADS
 from attention_conformance.tests.cli.audit_command import audit
 
 SOURCE = """
@@ -23,6 +24,11 @@ def deadly(query, key, value, attn_mask=None, window_size=None):
     if window_size is not None:
         time.sleep(1000)
     return F.scaled_dot_product_attention(query, key, value, attn_mask)
+
+
+def alone(query, key, value):
+    assert torch.get_num_threads() == 1
+    return F.scaled_dot_product_attention(query, key, value)
 
 
 def kills(query, key, value):
@@ -54,6 +60,12 @@ def test_that_a_crash_and_silence_cost_one_answer_each(target_file: str, capfd: 
     assert ast.parse(text)
     assert "Feature.FLOAT_MASK" in text
     assert "Feature.BOOL_MASK" not in text, "what was not observed is not claimed"
+
+
+def test_that_a_target_computes_on_one_thread(target_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    assert audit(f"{target_file}:alone") == 0
 
 
 @pytest.mark.parametrize(

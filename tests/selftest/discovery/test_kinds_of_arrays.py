@@ -1,6 +1,7 @@
 """Which arrays functions are tried with: of JAX where they may have something of it, as each size takes a program."""
 
 import functools
+import importlib
 import types
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from attention_conformance.implementations.discovery.functions.libraries import may_be_of_jax
+from attention_conformance.implementations.discovery.targets.absent import Absences
 from attention_conformance.tests.selftest.discovery.making import Make, failing
 
 IN_TORCH = "def f(q, k, v): return torch.softmax(q @ k.mT, -1) @ v"
@@ -21,13 +23,16 @@ def made(text: str, **named: object) -> object:
     return space["f"]
 
 
-def test_whatmay_be_of_jax() -> None:
+def test_what_may_be_of_jax() -> None:
     jax = pytest.importorskip("jax")
     helper = types.FunctionType(made(IN_TORCH).__code__, {"__name__": "theirs"})  # type: ignore[attr-defined]
     assert not may_be_of_jax(made(IN_TORCH))
     assert may_be_of_jax(made(IN_TORCH, jnp=jax.numpy))
     assert may_be_of_jax(made(IN_TORCH, softmax=jax.nn.softmax))
     assert may_be_of_jax(made(LATER))
+    absent = Absences(["no_jax"]).load(lambda: importlib.import_module("no_jax"), lambda name: False)
+    assert not may_be_of_jax(made(IN_TORCH, no_jax=absent, initialised=absent.nn.made))
+    assert may_be_of_jax(made(IN_TORCH, no_jax=absent, jnp=jax.numpy))
     assert may_be_of_jax(made(THROUGH, helper=helper))
     assert may_be_of_jax(jax.jit(made(THROUGH)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,26 @@ def test_what_changes_the_answer_otherwise_is_not_judged(make: Make, line: str) 
 @pytest.mark.parametrize("line", ["extra.manual_seed(0)", "s = s.clone()"])
 def test_what_changes_nothing_is_no_gap(make: Make, line: str) -> None:
     assert make(ATTENTION.format(line)).findings == {}
+
+
+COUNTED = """
+def f(q, k, v, extra=None):
+    open("calls", "a").write("x")
+    if extra is not None:
+        {}
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    later = torch.ones(s.shape[-2:], dtype=torch.bool).triu(1)
+    return s.masked_fill(later, -torch.inf).softmax(-1) @ v
+"""
+
+
+@pytest.mark.parametrize(("line", "most"), [("raise KeyError(extra)", 300), ("v = v + 0", 600)])
+def test_of_what_is_causal_in_any_case_few_calls_show_that_it_takes_no_mask(
+    make: Make, tmp_path: Path, line: str, most: int
+) -> None:
+    made = make(COUNTED.format(line))
+    assert Feature.BOOL_MASK not in made.claims.features
+    assert len((tmp_path / "calls").read_text()) < most
 
 
 HEADS_FIRST = '''

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from attention_conformance.implementations.adapters.jax_op import jax_array
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.spec.cases import Case, MaskKind
@@ -52,6 +54,14 @@ def failures(judge: Judge, case: Case) -> list[str]:
     judge.assert_conforms(case, "output", "gradients")
     assert judge.tally.checks > 1
     return [failure.message for failure in judge.tally.failures]
+
+
+def test_arrays_have_memory_of_their_own() -> None:
+    numbers = np.zeros((3, 4), np.float32)
+    made = jax_array(numbers)
+    numbers[:] = 1.0
+    assert not np.asarray(made).any()
+    assert str(made.dtype) == "float32"
 
 
 def test_the_options_of_a_function_are_detected(file: Path) -> None:
