@@ -15,7 +15,7 @@ from attention_conformance.implementations.builtin.stepwise import steps as corr
 from attention_conformance.implementations.builtin.stepwise.steps import Steps
 from attention_conformance.implementations.defects import catalogue
 from attention_conformance.reference.expected import solve
-from attention_conformance.spec.cases import Case, MaskKind, Pattern
+from attention_conformance.spec.cases import Case, MaskKind, MaskShape, Pattern, Poison
 from attention_conformance.spec.conventions import Conventions
 from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
@@ -34,6 +34,7 @@ PLAIN = (Case(), Case(seed=3).sized(num_heads=4))
 CAUSAL = (Case(causal=True, seed=1).sized(query_length=7), Case(causal=True, seed=2).sized(query_length=9))
 BOOL = (Case(mask=MaskKind.BOOL), Case(mask=MaskKind.BOOL, pattern=Pattern.EMPTY_ROW))
 FLOAT = Case(mask=MaskKind.FLOAT)
+LARGE = Case(mask=MaskKind.BOOL, mask_shape=MaskShape.KEYS, poison=Poison.LARGE)
 ALIBI = (Case(causal=True).extended(alibi=True), Case(seed=4).extended(alibi=True), Case(causal=True))
 
 
@@ -158,3 +159,43 @@ def test_a_defect_with_a_convention_of_its_own_explains_only_what_it_claims() ->
     right = Implementation("right", claims, torch_op(Steps()))
     for case, expected in ((Case(causal=True), True), (Case(causal=True).extended(alibi=True), False)):
         assert can_answer(hypothesis, observed(right, case, "float64", ("output",), "cpu")) is expected
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [(lambda n: n + 1, "limit to the left one too large"), (lambda n: 2 * n, "limit to the left doubled")],
+)
+def test_a_number_that_is_changed_is_put_to_the_test_with_other_numbers(
+    change: Callable[[int], int], name: str
+) -> None:
+    def wide(scores: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
+        left, right = window
+        return correct.add_window(scores, ahead, (change(left) if left >= 0 else -1, right))
+
+    sizes = {"query_length": 4, "key_length": 4}  # where a wider window hides nothing, whatever its number
+    cases = [Case(causal=True, seed=seed).sized(**sizes).extended(window_left=1) for seed in (1, 2)]
+    claims = Claims(Scope.OP, CORE | {Feature.CAUSAL, Feature.WINDOW})
+    candidate = Implementation("candidate", claims, torch_op(Steps(add_window=wide)))
+    checks = [FailingCheck("window.empty-rows", case, "float64", "output") for case in cases]
+    diagnosis = diagnose(candidate, checks, dtypes=("float64",))
+    assert diagnosis is not None
+    assert (diagnosis.name, diagnosis.explains) == (name, diagnosis.of), str(diagnosis)
+    assert not diagnosis.when
+
+
+def test_answers_that_are_very_far_off_are_the_same_as_far_as_their_dtype_has_digits() -> None:
+    """A number of 1e30 where 1 is right has no digits that would be as small as the bound."""
+
+    def lowered(scores: Tensor, mask: Tensor) -> Tensor:
+        return scores - 1e9 * (~mask).double()
+
+    candidate = Implementation(
+        "candidate", Claims(Scope.OP, CORE | {Feature.BOOL_MASK}), torch_op(Steps(add_mask=lowered))
+    )
+    seen = observed(candidate, LARGE, "float64", ("output",), "cpu")
+    assert seen.failing
+    assert seen.got is not None
+    assert seen.distance(replace(seen.got, output=seen.got.output * (1.0 + 1e-15))) <= 1.0
+    assert seen.distance(replace(seen.got, output=seen.got.output * (1.0 + 1e-6))) > 1.0
+    one = [h for h in edited(Conventions()) if h.name == "boolean mask adds -1e+09 to scores"]
+    assert [seen.distance(h.answer(seen.problem)) <= 1.0 for h in one] == [True]

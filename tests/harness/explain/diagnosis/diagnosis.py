@@ -37,6 +37,7 @@ from attention_conformance.tests.harness.explain.diagnosis.observation import (
 from attention_conformance.tests.harness.explain.diagnosis.other_claims import holding, rounded_operands, stated
 from attention_conformance.tests.harness.explain.diagnosis.places import (
     in_gradients,
+    other_numbers,
     other_sizes,
     places,
     shared_exception,
@@ -302,9 +303,10 @@ class _Triggers:
         return conditions(self.failing, self.prober)
 
     def against(self, found: Explanation, claimed: Conventions) -> list[Observation]:
-        """Cases against one mistake: it is put to the test on the smallest failing one with other sizes and scores."""
+        """Cases against one mistake: it is put to the test on the smallest failing one with other sizes and numbers."""
         base = min((each.case for each in self.failing), key=lambda case: len(str(case)))
-        others = [*other_sizes(base), *(wider_scores(base) if self.prober.dtype not in HALF else ())]
+        others = [*other_sizes(base), *other_numbers(base)]
+        others += wider_scores(base) if self.prober.dtype not in HALF else ()
         made = map(self.prober.observe, [] if found.conditions else others)
         seen = [each for each in made if each is not None]
         scores = [scored(h, seen, seen, claimed) for h in found.hypotheses]

@@ -16,6 +16,7 @@ from attention_conformance.implementations.api.contract import Implementation, P
 from attention_conformance.implementations.api.fitting import fit_to_explain
 from attention_conformance.implementations.api.safe_call import CandidateError, answer, restored
 from attention_conformance.reference.arrays import Floats
+from attention_conformance.reference.bounds.precision import unit_roundoff
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.reference.visibility import allowed_keys
 from attention_conformance.spec.cases import Case
@@ -167,7 +168,8 @@ class Observation:
         """How far another answer is from the candidate's, in units of what would count as the same.
 
         It counts as the same if it is as near as two right answers may be, or shares at least half of the digits by
-        which the candidate is away from the reference; and never if the reference is nearly as near.
+        which the candidate is away from the reference, or half of all that the dtype has; and never if the reference is
+        nearly as near.
         """
         if self.got is None or other is None:
             return 0.0 if self.got is other and self.raised == raised else math.inf
@@ -220,7 +222,8 @@ class Observation:
         own_bound = Expected(value, reference.bound)
         if error <= 1.0 < _largest_finite(wide, own_bound):
             error, bound = _largest_finite(wide, own_bound), reference.bound
-        return wide, bound, 2.0 if error <= 1.0 else min(max(2.0, math.sqrt(error)), error / 2.0)
+        half = max(math.sqrt(error), error * math.sqrt(unit_roundoff(self.problem.dtype)))
+        return wide, bound, 2.0 if error <= 1.0 else min(max(2.0, half), error / 2.0)
 
 
 def _largest_finite(values: Floats, expected: Expected) -> float:

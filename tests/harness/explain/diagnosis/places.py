@@ -21,6 +21,11 @@ LONGER = 100
 SEEDS = (41, 42)
 TILES = (16, 32, 64)
 FAR_APART = 60.0
+LIMITS, FACTORS = ("window_left", "window_right"), ("softcap", "rotary_base", "norm_epsilon")
+"""Options that are numbers, of keys and others."""
+MOST = 30
+"""Wider windows need longer cases than are made for a question."""
+ANOTHER = 1.7
 
 
 def other_sizes(base: Case) -> Iterator[Case]:
@@ -33,6 +38,18 @@ def other_sizes(base: Case) -> Iterator[Case]:
     yield base.sized(batch=1)
     for tile in TILES:  # of this size, or of another one
         yield base.sized(query_length=tile + 1, key_length=tile + 1)
+
+
+def other_numbers(base: Case) -> Iterator[Case]:
+    """The case with other numbers in its options: twice a limit of 1 is one more, and beyond all keys none shows."""
+    given = {name: getattr(base.extension, name) for name in (*LIMITS, *FACTORS)}
+    limits = {name: given[name] + 2 for name in LIMITS if given[name] is not None}
+    if limits and max(limits.values()) < MOST:
+        length = 2 * max(limits.values()) + 3
+        yield base.extended(**limits).sized(query_length=length, key_length=length)
+    factors = {name: ANOTHER * given[name] for name in FACTORS if given[name] is not None}
+    if factors or base.scale is not None:
+        yield replace(base.extended(**factors), scale=base.scale and ANOTHER * base.scale)
 
 
 def wider_scores(base: Case) -> Iterator[Case]:
