@@ -152,7 +152,7 @@ def _forms(kind: object, call: ModuleCall, module: nn.Module) -> Iterator[Form[I
     for places, certain in placed(parameters_of(kind)):
         usual = InPieces(call, "", wanted, prepared, places=places)
         for past in pasts:
-            for empty in _empties(kind, module):
+            for empty in empties(kind, module):
                 yield Form(f"through {past}", replace(usual, past=past, empty=empty), certain, True)
             for part in range(1, 1 + MOST_PARTS):
                 yield Form(f"through {past}", replace(usual, past=past, part=part), certain, True)
@@ -193,7 +193,7 @@ def place_values(name: str) -> list[Place]:
     return [_start, _places] if stated else []
 
 
-def _empties(kind: Any, module: nn.Module) -> Iterator[Empty]:
+def empties(kind: Any, module: nn.Module) -> Iterator[Empty]:
     """What may be given as an empty cache that the calls change: an object of its file, a dictionary or a list."""
     method, sizes = preparing(kind)
     if method:

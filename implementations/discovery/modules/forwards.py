@@ -19,6 +19,7 @@ from attention_conformance.implementations.adapters.tensors import Tensors
 from attention_conformance.implementations.api.safe_call import repeatable, safe_call
 from attention_conformance.implementations.discovery.modules.bare import tapped
 from attention_conformance.implementations.discovery.modules.emptying import emptied, emptied_by
+from attention_conformance.implementations.discovery.modules.latents import LATENTS, Latents, latents_of
 from attention_conformance.implementations.discovery.modules.mask_forms import in_form
 from attention_conformance.implementations.discovery.modules.neutrals import (
     LETTERS,
@@ -109,6 +110,7 @@ class ModuleCall:
             square of tokens, (B, L ** 0.5, L ** 0.5, E), 5 for (B, 1, L, E); see `spatial` for answers in heads.
         gates_axes: whether factors of heads come as (1, H, 1, 1), not as (H,).
         packing: how it takes all samples in one sequence, (B * L, E); None: it takes batches.
+        latents: its parameters of latents, which attend to themselves, too, and of all other tokens.
         bias_form: the shape in which it takes added numbers by a parameter that is not that of masks; None: as masks.
     """
 
@@ -140,6 +142,7 @@ class ModuleCall:
     gates_axes: bool = False
     packing: Packing | None = None
     bias_form: MaskForm | None = None
+    latents: Latents | None = None
 
     def __call__(self, module: nn.Module, given: Tensors, problem: Problem) -> Any:
         """The module's answer to the problem's tensors, with the output as (B, Lq, width)."""
@@ -206,6 +209,9 @@ class ModuleCall:
     def _prepared(
         self, module: nn.Module, inputs: list[torch.Tensor], options: dict[str, Any], heads: int
     ) -> Callable[[], Any]:
+        if self.latents is not None:
+            rows = partial(self._of_latents, module, options, heads)
+            return partial(self.latents.together, rows, inputs[0], int(not self.length_first))
         named = dict(zip(self.order, inputs, strict=False))
         query, key = named.get("query", inputs[0]), named.get("key", inputs[0])
         if self.packing is not None:
@@ -238,6 +244,12 @@ class ModuleCall:
         if self.packing is not None:
             call = partial(self.packing.unpacked, call, *whole.shape[:2])
         return (lambda: batch_first(call())) if self.length_first else call
+
+    def _of_latents(self, module: nn.Module, options: dict[str, Any], heads: int, *inputs: torch.Tensor) -> Any:
+        """The answer for latents and other tokens."""
+        assert self.latents is not None
+        two = replace(self, inputs=2, keywords=self.latents.names, latents=None)
+        return two._prepared(module, [*inputs], {**options}, heads)()
 
     def _options(self, given: Tensors, problem: Problem) -> dict[str, Any]:
         if problem.causal and "is_causal" in self.options.implied:
@@ -296,6 +308,8 @@ def forward_calls(kind: type[nn.Module], polarity: Polarity) -> Iterator[ModuleC
         calls += [replace(call, inputs=3, order=order, listed=True) for order in LISTED]
     every = list(islice(combined((*unknown, *masks)), MOST_TABLES))
     yield from (replace(each, tables=tables) for each, tables in product(calls, every))
+    if count == 2 and packing is None and (latents := latents_of([p.name for p in inputs])) is not None:
+        yield ModuleCall(1, polarity=polarity, latents=latents)
     second = inputs[1].name if count == 2 and not keywords else ""
     of_keys = role(second) in ("key", "value") or words_of(second) & OF_KEYS
     if second and not of_keys and (role(second) is None or role(inputs[0].name) is None):
@@ -327,7 +341,10 @@ def inputs_in(signature: inspect.Signature) -> list[inspect.Parameter]:
 
 def _order(inputs: list[inspect.Parameter]) -> tuple[str, ...]:
     """As their names state; query, key and value where these state nothing."""
-    if len(inputs) == 2 and words_of(inputs[0].name) & OF_KEYS and not words_of(inputs[1].name) & OF_KEYS:
+    names = [words_of(p.name) for p in inputs]
+    if len(inputs) == 2 and names[0] & OF_KEYS and not names[1] & OF_KEYS:
+        return "key", "query", "value"
+    if len(inputs) == 2 and names[1] & LATENTS and not names[0] & LATENTS:
         return "key", "query", "value"
     named = tuple(role(p.name) or "" for p in inputs)
     if set(named) == set(INPUTS):

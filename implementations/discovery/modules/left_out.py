@@ -45,7 +45,8 @@ def left_out(make: Constructor, call: ModuleCall, judged: Collection[str] = ()) 
     outside += [repr(name) for name in never_given(make.kind, call) if name not in judged]
     more = [f"and {len(outside) - MOST_NAMED} more"] if len(outside) > MOST_NAMED else []
     built = [f"built with {', '.join(flags)}"] if flags else []
-    return [*built, *([f"judged without {', '.join([*outside[:MOST_NAMED], *more])}"] if outside else [])]
+    halves = [f"each half of its tokens is its {call.latents.names[0]!r} once"] if call.latents else []
+    return [*built, *halves, *([f"judged without {', '.join([*outside[:MOST_NAMED], *more])}"] if outside else [])]
 
 
 def _refuses_weights(make: Constructor, call: ModuleCall) -> bool:

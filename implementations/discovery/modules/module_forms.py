@@ -274,6 +274,10 @@ def _form(make: Constructor, call: ModuleCall, refused: TargetError | None) -> F
     if not call.optional and not call.length_first:
         call = replace(call, length_first=length_first(built(make), answer, make.tokens, make.width))
     reading = read(in_mode(built(make), False), answer, call.inputs, make.width, make.heads, make.tokens)
+    if call.latents is not None and not call.latents.single and (reading is None or reading.variant is None):
+        single = replace(call, latents=replace(call.latents, single=True))
+        make, _, variant = _form(make, single, refused)  # next to mistakes that only several latents show
+        return make, call, variant
     if reading is not None and any(map(role_of, make.left_out)):
         reading = with_whole_biases(reading, direct=False)
     unsure = call.spatial not in SURE and not _has_convolutions(built(make))

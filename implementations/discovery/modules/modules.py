@@ -71,6 +71,7 @@ from attention_conformance.implementations.discovery.modules.promises import (
 )
 from attention_conformance.implementations.discovery.modules.renewed import without_needless_emptying
 from attention_conformance.implementations.discovery.modules.replaced_tables import with_replaced_tables
+from attention_conformance.implementations.discovery.modules.seen_latents import masks_judged
 from attention_conformance.implementations.discovery.modules.torch_inside import without_rows_of_torch
 from attention_conformance.implementations.discovery.modules.value_widths import with_value_width
 from attention_conformance.implementations.discovery.modules.whole_modules import as_built, plain_problem
@@ -167,11 +168,14 @@ def module_candidate(
         | mask_findings(kind, plan.call.options, judged, plan.call.of_context.values())
     )
     findings = findings | unused_caches(kind, alternatives, modes)
-    findings = findings | inputs_left_out(plan.make, plan.call, {*positions_judged(modes), *biases}, felt)
+    elsewhere = {*positions_judged(modes), *masks_judged(modes)}
+    findings = findings | inputs_left_out(plan.make, plan.call, {*elsewhere, *biases}, felt)
     findings = findings | not_judged(modes, plan.make, plan.call, judged) | unknown_masks(plan.call, judged)
     as_seen = () if published or plan.documented else masks_as_seen(plan.call.options, judged)
     check = check.stating(*(f"numbers are added as its {name!r}, too" for name in biases))
-    check = check.stating(*left_out(plan.make, plan.call, biases), *limits_stated(alternatives.values(), modes))
+    check = check.stating(
+        *left_out(plan.make, plan.call, {*biases, *masks_judged(modes)}), *limits_stated(alternatives.values(), modes)
+    )
     options = plan.call.options.knowing({*biases})
     before = [*always, *options.notes, *mode, *check.stated]
     notes = (

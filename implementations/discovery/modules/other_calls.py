@@ -34,6 +34,7 @@ from attention_conformance.implementations.discovery.modules.context_masks impor
 from attention_conformance.implementations.discovery.modules.dropping import RATE, with_dropout
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.harder_inputs import TOKENS
+from attention_conformance.implementations.discovery.modules.kept_context import with_kept_context
 from attention_conformance.implementations.discovery.modules.limited_caches import answers_of, within_limit
 from attention_conformance.implementations.discovery.modules.mask_ranks import promised_per_key
 from attention_conformance.implementations.discovery.modules.module_masks import shaped
@@ -117,6 +118,8 @@ def other_calls(plan: ModulePlan) -> Iterator[tuple[str, TorchModule]]:
     if plan.check.claims.premises.hides_later:
         ways = calls_in_pieces(plan.make.kind, plan.call)
         yield from ((way, plan.run(_limited(plan, call), extras={})) for way, call in ways)
+    kept = with_kept_context(plan.make, plan.call, plan.check) if plan.has_modes else ()
+    yield from ((way, plan.run(call)) for way, call in kept)
     if not plan.evaluating and plan.has_modes:
         yield "in evaluation mode", plan.run(evaluating=True)
         yield "in inference mode", plan.run(context=torch.inference_mode)

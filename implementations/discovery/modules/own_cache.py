@@ -143,7 +143,7 @@ def returned(others: Sequence[Any], tokens: tuple[int, int], past: Any, part: in
         return others[part - 1] if whole is None else whole
     appended = (_appended(past, part, start, stop) for part in others)
     found = next((each for each in appended if each is not None), None)
-    found = next((part for part in others if _holds(part, stop)), None) if found is None else found
+    found = next((part for part in others if holds(part, stop)), None) if found is None else found
     found = next((part for part in others if _holds_few(part)), None) if found is None else found
     if needed and found is None:
         raise ValueError(f"it returns no cache of {stop} tokens")
@@ -184,7 +184,7 @@ def _but_for(axis: int, one: Any, other: Any) -> bool:
     return [*one.shape[:axis], *one.shape[axis + 1 :]] == [*other.shape[:axis], *other.shape[axis + 1 :]]
 
 
-def _holds(part: Any, tokens: int) -> bool:
+def holds(part: Any, tokens: int) -> bool:
     """Whether a part of an answer is keys and values of so many tokens."""
     stacked = is_array(part) and part.ndim > 3 and 2 in part.shape[:2]
     held = [part] if stacked else part

@@ -23,6 +23,7 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
 )
 from attention_conformance.implementations.discovery.modules.not_causal import not_causal
 from attention_conformance.implementations.discovery.modules.part_equations import equations
+from attention_conformance.implementations.discovery.modules.seen_latents import hidden_others, seen_latents
 from attention_conformance.implementations.discovery.modules.template import Variant
 from attention_conformance.implementations.discovery.modules.transformer_xl import relative_positions
 from attention_conformance.implementations.discovery.modules.twin_norms import twin_norms
@@ -52,6 +53,8 @@ def numbers(
         runs |= _harder(f"with the numbers of {', '.join(relative.uses)}", relative, check)
     runs |= dict(not_causal(make, call, _variant(check), problem, check.device))
     runs |= added_positions(make, call, _variant(check), problem, check.device)
+    runs |= seen_latents(make, call)
+    runs |= hidden_others(make, call, problem, check.device)
     runs |= added_input(make, call, problem, check.device)
     for how, each in {"": make, **makes}.items():
         if (norms := twin_norms(each, direct, problem)) is not None:

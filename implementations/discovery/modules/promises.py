@@ -75,6 +75,25 @@ def is_unscaled(kind: Callable[..., nn.Module], variant: Variant) -> bool:
     return named or any(UNSCALED.search(text_of(each)) for each in (kind, *_inside(kind)))
 
 
+SLOPES_SCALED = re.compile(
+    r"falcon|(?:bias|alibi|slope)\w*[- ](?:is|are|being)?[- ]?(?:(?:also|too|then)[- ])?scaled"
+    r"|scal(?:es?|ed|ing) (?:the |both )?(?:\w+ and )?(?:the )?(?:bias|alibi|slope)"
+    r"|\+ *\w*(?:bias|alibi|slope)[^)\n]*\) *[/*]",
+    re.IGNORECASE,
+)
+"""How a text states that a bias is scaled with the scores: as Falcon, in words, or by an equation."""
+
+
+def scales_slopes(kind: type[nn.Module]) -> bool:
+    """Whether its name or text states that the slopes of its scores are scaled with these.
+
+    Its code is no statement, but for its comments: a mistake may stand there.
+    """
+    documentation = (kind.__name__, kind.__doc__, kind.__init__.__doc__, kind.forward.__doc__)
+    comments = re.findall(r"#.*", code_of(kind))
+    return any(each and SLOPES_SCALED.search(each) for each in (*documentation, *comments))
+
+
 def _inside(kind: type[nn.Module]) -> list[type[nn.Module]]:
     """The module classes that its constructor names."""
     init = vars(kind).get("__init__")

@@ -16,11 +16,13 @@ from attention_conformance.implementations.adapters.arranged import Arranged
 from attention_conformance.implementations.adapters.torch_module import Packed, Place
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.parameters import filled, names_of, patterns, place_of
+from attention_conformance.implementations.discovery.modules.promises import scales_slopes
 from attention_conformance.implementations.discovery.modules.rotated_parts import rotates_a_part
 from attention_conformance.implementations.discovery.modules.slots import Slot, is_added, roles_of, slots
 from attention_conformance.implementations.discovery.modules.template import (
     ROTATED_IN_PART,
     SLIPPED_IN_PART,
+    SLOPES_SCALED,
     Projected,
     Variant,
     output_of_variant,
@@ -284,7 +286,8 @@ def _matched(
     given = [x.double() for x in inputs]
     shown = list[Projected]()  # made as they are needed: the first reading is mostly the right one
     others = (*OTHER_VARIANTS, *((*ROTATED_IN_PART, *SLIPPED_IN_PART) if rotates_a_part(type(module)) else ()))
-    for several, first, end in _attempts(len(possible), others):
+    slips = SLIPPED if scales_slopes(type(module)) else (*SLIPPED, *SLOPES_SCALED)
+    for several, first, end in _attempts(len(possible), others, slips):
         for each in possible[len(shown) : end]:
             held_in = _weights(each, parameters, width, heads)
             shown.append(projected((given[0], given[1], given[2]), held_in, heads, each.kv_heads))
@@ -293,9 +296,11 @@ def _matched(
     return None
 
 
-def _attempts(count: int, others: Sequence[Variant]) -> Iterator[tuple[Sequence[Variant], int, int]]:
+def _attempts(
+    count: int, others: Sequence[Variant], slips: Sequence[Variant]
+) -> Iterator[tuple[Sequence[Variant], int, int]]:
     """Variants, and the first and the end of the readings that are compared with them: the likeliest alone at first."""
-    for several, most in ((PLAIN_VARIANTS, count), (others, FEW), (SLIPPED, FEWEST)):
+    for several, most in ((PLAIN_VARIANTS, count), (others, FEW), (slips, FEWEST)):
         yield several, 0, 1
         if count > 1:
             yield several, 1, most

@@ -44,6 +44,7 @@ class Slip(Enum):
     CHANNELS = "channels first, taken for tokens by a view alone"
     WHOLE_ANGLES = "angles of a part of each head as if all of it were rotated"
     LAST_PART = "the last part of each head rotated, and not the first"
+    SLOPES_SCALED = "slopes multiplied by the scale of the scores"
     NEXT = "values with the weights of the keys after theirs, as where a sink's column is dropped at the wrong end"
 
 
@@ -83,6 +84,11 @@ COSINES = tuple(
     Variant(Premises(scale=1.0, causal=causal), scale=0.0, normalised=True, cosine=True) for causal in (False, True)
 )
 """Those whose scores are cosines."""
+SLOPED = tuple(
+    Variant(Premises(causal=causal, alibi=True, interleaved=rule)) for causal in (False, True) for rule in (False, True)
+)
+SLOPES_SCALED = tuple(replace(each, slip=Slip.SLOPES_SCALED, known=False) for each in SLOPED)
+"""A mistake but where it is meant, as in Falcon: scores and biases are added first, and then scaled."""
 ROTATED_IN_PART = tuple(
     Variant(Premises(causal=causal), pairing=pairing, part=part)
     for part in (0.25, 0.5)
@@ -107,10 +113,8 @@ def variants() -> Iterator[Variant]:
     yield from rotary
     yield from (replace(each, normalised=True) for each in plain)
     yield from COSINES
-    rules = [{"alibi": True, "interleaved": rule} for rule in (False, True)]
-    sloped = [replace(v, premises=replace(v.premises, **rule)) for v in plain for rule in rules]
-    yield from sloped
-    yield from (replace(each, of_all=True, known=False) for each in (*plain, *sloped))
+    yield from SLOPED
+    yield from (replace(each, of_all=True, known=False) for each in (*plain, *SLOPED))
     yield from (replace(each, scale=scale, known=False) for each in plain for scale in (0.0, -1.0, 0.5))
     yield from (replace(each, scale=0.0, known=False) for each in rotary)
 
@@ -118,7 +122,7 @@ def variants() -> Iterator[Variant]:
 def slipped() -> Iterator[Variant]:
     """Those with a mistake that leaves nothing of a module's answer as it should be."""
     plain = (Variant(known=False), Variant(Premises(causal=True), known=False))
-    usual = [slip for slip in Slip if slip not in (Slip.NONE, *NORM_AXES, *OF_PARTS, Slip.CHANNELS)]
+    usual = [slip for slip in Slip if slip not in (Slip.NONE, *NORM_AXES, *OF_PARTS, Slip.CHANNELS, Slip.SLOPES_SCALED)]
     yield from (replace(each, slip=slip) for slip in usual for each in plain)
     yield from (replace(each, slip=slip, known=False) for slip in NORM_AXES for each in COSINES)
 
@@ -194,6 +198,7 @@ def scores_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
     if variant.premises.alibi:
         place = torch.arange(scores.shape[-1], dtype=scores.dtype)
         slopes = scores.new_tensor(usual_slopes(scores.shape[1])[int(variant.premises.interleaved)])
+        slopes = slopes * width**variant.scale if slip is Slip.SLOPES_SCALED else slopes
         scores = scores - slopes[:, None, None] * (place - place[: scores.shape[-2], None]).abs()
     return scores
 

@@ -67,6 +67,7 @@ from attention_conformance.implementations.discovery.modules.parameter_slopes im
 from attention_conformance.implementations.discovery.modules.parameters import find_places, patterns
 from attention_conformance.implementations.discovery.modules.part_numbers import numbers
 from attention_conformance.implementations.discovery.modules.same_function import after_longer, after_usual, other_ways
+from attention_conformance.implementations.discovery.modules.seen_latents import states_keys
 from attention_conformance.implementations.discovery.modules.window_masks import (
     window_masks,
 )
@@ -97,7 +98,7 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck, felt: Mappi
     counts = [name for name in never_given(make.kind, call) if words_of(name) & OF_COUNTS]
     of_parts = OF_PARTS & {*call.tables.values()}  # nothing of the width of 1 that small heads have is rotated in pairs
     options = {} if of_parts else dict(turned_on(make))
-    left_out = bool(make.left_out or make.held)
+    left_out = bool(make.left_out or make.held or states_keys(make.kind, call))
     direct = replace(call, tap="").alone_with_itself()
     caches = may_be_driven(make.kind, direct)
     whole = replace(make, left_out=(), held={}, norms=None)
@@ -121,7 +122,7 @@ def as_built(make: Constructor, call: ModuleCall, check: ClaimCheck, felt: Mappi
     if not (apart or pieces):
         return {}
     unordered = replace(premises, scale=None, qk_norm=False, norm_epsilon=None) == NO_PREMISES
-    unordered = unordered and not sized and all(_is_of_tokens(part, make) for part in parts)
+    unordered = unordered and not (sized or call.latents) and all(_is_of_tokens(part, make) for part in parts)
     every = replace(run, unordered=unordered, pieces=pieces)
     if not (apart or premises.hides_later):  # nothing but its cache is unknown
         usable = _usable(replace(run, heads=None, pieces=pieces), check)

@@ -3,7 +3,7 @@
 import pytest
 
 from attention_conformance.implementations.discovery.targets.loading import TargetError
-from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
+from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing, refused
 
 BIASED = '''
 def f(q, k, v):
@@ -50,3 +50,31 @@ def test_a_factor_for_the_sinks_may_give_rows_without_keys_nan(make: Make) -> No
 
 def test_another_factor_fails(make: Make) -> None:
     assert "sinks.sum" in failing(make(WITH_SINKS.format(sign="+")), "sinks.*", dtype="float64")
+
+
+SCALED = '''
+class f(nn.Module):
+    """{doc}"""
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.h, self.qkv, self.dense = num_heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def forward(self, x):
+        b, n, dim = x.shape
+        q, k, v = self.qkv(x).view(b, n, self.h, 3, -1).permute(3, 0, 2, 1, 4)
+        slopes = 2.0 ** (-8.0 * torch.arange(1, self.h + 1) / self.h)
+        bias, scale = slopes.to(x.dtype)[:, None, None] * torch.arange(n), q.shape[-1] ** -0.5
+        s = ({scores}).masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
+        return self.dense((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+'''
+
+
+@pytest.mark.parametrize(("scores", "wrong"), [("q @ k.mT * scale + bias", False), ("(q @ k.mT + bias) * scale", True)])
+def test_slopes_of_a_module_are_not_scaled_with_its_scores(make: Make, scores: str, wrong: bool) -> None:
+    made = make(SCALED.format(doc="Causal attention with ALiBi.", scores=scores))
+    assert made.claims.premises.alibi
+    assert bool(failing(made, "scores.dot-product")) is wrong
+
+
+@pytest.mark.parametrize("doc", ["As in Falcon.", "The bias is scaled, too.", "softmax((q k + bias) / sqrt(d))"])
+def test_slopes_that_are_meant_to_be_scaled_are_not_judged(make: Make, doc: str) -> None:
+    assert "depends on its inputs" in refused(make, SCALED.format(doc=doc, scores="(q @ k.mT + bias) * scale"))
