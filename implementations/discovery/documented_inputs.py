@@ -15,6 +15,7 @@ SHAPE = re.compile(r"[(\[]([^()\[\]]*)[)\]]")
 SURELY = re.compile(r"#?(?:b|bs|bsz|bz|\w*batch(?:es|_?size| size)?|n_?samples|num_samples)", re.IGNORECASE)
 PERHAPS = re.compile(r"n", re.IGNORECASE)
 """How an axis of samples is called, and how it may be."""
+CHOICE = "batch_first"
 OF_TOKENS = re.compile(
     r"[lts]|\w*len\w*|\w*seq\w*(?: len\w*)?|\w*time\w*(?: steps?)?|\w*tokens?|\w*steps?|\w*frames?", re.IGNORECASE
 )
@@ -22,7 +23,13 @@ OF_TOKENS = re.compile(
 
 
 def states_samples_first(kind: object) -> bool | None:
-    """Whether its input is (B, L, E) rather than (L, B, E) by all that states it; None where nothing does, or both."""
+    """Whether its input is (B, L, E) rather than (L, B, E) by all that states it.
+
+    None where nothing does, or both, or where its constructor is told.
+    """
+    constructor = safe_call(partial(inspect.signature, kind)).value  # type: ignore[arg-type]
+    if constructor is not None and CHOICE in constructor.parameters:
+        return None
     stated = {first for axes in _shapes(kind) if (first := _samples_first(axes)) is not None}
     return stated.pop() if len(stated) == 1 else None
 

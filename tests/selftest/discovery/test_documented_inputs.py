@@ -78,3 +78,15 @@ def test_what_is_turned_after_it_was_taken_apart_is_samples_first() -> None:
             return x.view(B, T, C)
 
     assert states_samples_first(Turned) is True
+
+
+def test_a_layout_that_is_chosen_is_stated_by_nothing_else() -> None:
+    class Chosen:
+        def __init__(self, width: int, batch_first: bool = False) -> None:
+            pass
+
+        def forward(self, x):  # type: ignore[no-untyped-def]
+            L, B, E = x.shape  # noqa: N806
+            return x.view(L, B, E)
+
+    assert states_samples_first(Chosen) is None
