@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from math import inf
 from typing import Any
 
+from attention_conformance.implementations.api.contract import Fit, Unsupported
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     MASKED,
@@ -42,7 +44,7 @@ from attention_conformance.implementations.discovery.modules.module_masks import
 from attention_conformance.implementations.discovery.rows_without_keys import ADDED
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.implementations.discovery.vocabulary import KeysForm, MaskForm
-from attention_conformance.spec.cases import MaskShape, Pattern
+from attention_conformance.spec.cases import Case, MaskShape, Pattern
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 
@@ -179,10 +181,12 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
         call = rigid.function
         assert isinstance(call, RenamedCall)
         return _of_documented_samples(rigid, kind), _form_notes(own, call.form, forms, rigid=True)
-    for polarity, form in product(polarities, forms):
-        numeric = in_form(check, kind, replace(call, form=form, true_as=1.0), polarity).without(NUMBERS_ADDED)
+    apart = call.bias_form is not None
+    for number, polarity, form in product((1.0, -inf) if apart else (1.0,), polarities, forms):
+        numeric = in_form(check, kind, replace(call, form=form, true_as=number), polarity)
+        numeric = numeric if apart else numeric.without(NUMBERS_ADDED)
         if has_effect(numeric, shaped(MASKED, form)):
-            return numeric, [f"its {own!r} mask is given as numbers 0 and 1"]
+            return numeric, [f"its {own!r} mask is given as numbers 0 and {number:g}", *_form_notes(own, form, forms)]
     for polarity, form in product(polarities, forms):
         formed = in_form(check, kind, replace(call, form=form), polarity)
         if has_effect(formed, shaped(OF_FEWER_AXES[1], form)) and not formed.run(shaped(MASKED, form)).error:
@@ -226,7 +230,7 @@ def _of_documented_samples(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
 
 
 def ways_of_keys(check: ClaimCheck, kind: ArrayKind, polarities: Iterable[Polarity]) -> list[ClaimCheck]:
-    """The check of calls in which the parameter of attention masks takes masks of keys alone, in each of their forms."""
+    """The check of calls in which the parameter of attention masks takes masks of keys alone, in each form."""
     call = check.function
     assert isinstance(call, RenamedCall)
     of_keys = replace(call, options=call.options.with_masks_as("key_padding_mask"))
@@ -339,8 +343,16 @@ def in_form(check: ClaimCheck, kind: ArrayKind, call: RenamedCall, polarity: Pol
     """The check of a call that takes its masks in a form."""
     claims = replace(check.claims, conventions=replace(check.claims.conventions, bool_mask=polarity))
     if {call.form, call.bias_form} & SHAPES.keys():
-        claims = replace(claims, fit=partial(fit_form, form=call.form, bias_form=call.bias_form))
+        before = claims.fit  # in another form, if it is one of these
+        own = before.args[0] if isinstance(before, partial) and before.func is _fit_in_form else before
+        claims = replace(claims, fit=partial(_fit_in_form, own, call.form, call.bias_form))
     return kind.check(call, claims, check.device, check.dtype).stating(*check.stated)
+
+
+def _fit_in_form(own: Fit, form: MaskForm, bias_form: MaskForm | None, case: Case) -> Case | Unsupported:
+    """The nearest case of its own fit, with masks of this form."""
+    fitted = own(case)
+    return fitted if isinstance(fitted, Unsupported) else fit_form(fitted, form, bias_form)
 
 
 def _masks(check: ClaimCheck, form: MaskForm) -> bool:

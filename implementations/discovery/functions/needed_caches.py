@@ -21,7 +21,7 @@ from attention_conformance.implementations.discovery.functions.fed_caches import
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.functions.object_caches import moved_by_others
 from attention_conformance.implementations.discovery.functions.several_needed import as_array
-from attention_conformance.implementations.discovery.functions.stored_axes import permuted
+from attention_conformance.implementations.discovery.functions.stored_axes import OTHERWISE, in_axes
 from attention_conformance.implementations.discovery.modules.cache_forms import place_values
 from attention_conformance.implementations.discovery.modules.own_cache import Place, joined
 from attention_conformance.implementations.discovery.probe import HALF, near, parts_of, shape_of
@@ -36,8 +36,6 @@ LAYOUTS = (
     ((5, 4), "LD"),
 )
 """Shapes of inputs, and their axes."""
-OTHERWISE = {"BHLD": ("BLE", "BLHD"), "BLHD": ("BLE", "BHLD"), "HLD": ("LE", "LHD"), "LHD": ("LE", "HLD")}
-"""Axes of outputs that are none of inputs with such axes."""
 TOKENS = 5
 MOST_PARTS = 2
 """Parts after the output in which the next cache is looked for."""
@@ -121,8 +119,7 @@ class NeededCache:
         output, *others = parts_of(answer)
         axes, own = map(self._of_call, (self.axes, self.output))
         sizes = {**dict(zip(axes, query.shape, strict=True)), "D": value.shape[-1]}
-        apart = own.replace("E", "HD")
-        laid = permuted(output.reshape([sizes[axis] for axis in apart]), apart, axes)
+        laid = in_axes(output, own, axes, sizes)
         return (laid, *others) if others or isinstance(answer, tuple | list) else laid
 
     def output_axes(self, x: Any) -> str:
