@@ -165,7 +165,7 @@ def function_candidate(
         always = replace(premises, causal=premises.causal or cached.promised)
         made = function_candidate(name, cached, settings, device, always)
         return replace(made, about=f"{made.about}; {cached.about}", stated=(*made.stated, cached.about))
-    inner = with_window_table(function) or with_dropout_form(function) or with_bucket_table(function)
+    inner = with_dropout_form(function) or with_bucket_table(function) or with_window_table(function)
     needed = inner or with_what_is_needed(function) or with_segments_from_one(function)
     if needed is not None:
         try:

@@ -20,6 +20,7 @@ from attention_conformance.implementations.discovery.functions.several_needed im
 from attention_conformance.implementations.discovery.functions.stored_axes import OTHERWISE, like
 from attention_conformance.implementations.discovery.functions.window_parameters import Rows, Sides, parts_of_window
 from attention_conformance.implementations.discovery.functions.window_tables import BIAS, WindowTable
+from attention_conformance.implementations.discovery.modules.stated_order import states_ahead
 from attention_conformance.implementations.discovery.probe import near, parts_of, shape_of
 from attention_conformance.implementations.discovery.signatures import positional, required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS
@@ -47,14 +48,22 @@ def with_window_table(function: Callable[..., Any]) -> WindowTable | None:
     signature = safe_call(lambda: signature_of(function)).value
     if signature is None or BIAS in signature.parameters or len(positional(signature)) < 3:
         return None
-    stated = OF_QUERIES.search(f"{getattr(function, '__name__', '')} {inspect.getdoc(as_written(function)) or ''}")
+    orders = _orders(as_written(function))
     first: WindowTable | None = None
     for made, x, given in _reading(function, signature):
-        for each in (made,) if stated else (made, replace(made, of_key=True)):
-            if _shows(each, x, given):
-                return each
-        first = first or made
+        several = [replace(made, of_key=of_key) for of_key in orders]
+        if (shown := next((each for each in several if _shows(each, x, given)), None)) is not None:
+            return shown
+        first = first or several[0]
     return first
+
+
+def _orders(written: object) -> tuple[bool, ...]:
+    """Whether offsets are those of keys from queries, as is documented; else first those of queries from keys."""
+    if (ahead := states_ahead(written)) is not None:
+        return (ahead,)
+    stated = OF_QUERIES.search(f"{getattr(written, '__name__', '')} {inspect.getdoc(written) or ''}")
+    return (False,) if stated else (False, True)
 
 
 def _reading(

@@ -67,12 +67,12 @@ RELATIVE, OF_TABLE = (
 
 
 def parts_of_window(signature: inspect.Signature) -> Iterator[tuple[Mapping[str, Part], Sides]]:
-    """What its parameters may take, and the windows that these state; nothing where no name is that of a table."""
+    """What its parameters may take, and the windows that these state; nothing where no names are those of both."""
     inputs = [p.name for p in positional(signature)[:3]]
     own = [p for p in signature.parameters.values() if p.name not in inputs and p.kind is not p.VAR_KEYWORD]
     stated = {p.name: parts for p in own if (parts := _of_window(p.name))}
     free = [p.name for p in own if (required(p) or p.default is None) and p.name not in stated]
-    tables = [name for name in free if _names_table(name, bool(stated))]
+    tables = [name for name in free if _names_table(name)] if stated else []
     for chosen in product(*stated.values()) if len(tables) == 1 else ():
         roles = {tables[0]: Part.TABLE, **dict(zip(stated, chosen, strict=True))}
         yield from ((roles, sides) for sides in _sides({*chosen}))
@@ -83,7 +83,7 @@ def _sides(stated: set[Part]) -> tuple[Sides, ...]:
         return (Sides.ANY,)
     if Part.SIDE in stated:
         return Sides.SQUARE, Sides.LINE
-    return (Sides.ANY, Sides.LINE) if stated & {Part.INDEX, Part.FLAT_INDEX} else (Sides.LINE,)
+    return Sides.ANY, Sides.LINE
 
 
 def _of_window(name: str) -> tuple[Part, ...]:
@@ -97,8 +97,8 @@ def _of_window(name: str) -> tuple[Part, ...]:
     return (Part.WINDOW, Part.SIDE) if words & OF_WINDOW and words <= OF_WINDOW | OF_SIZE else ()
 
 
-def _names_table(name: str, windowed: bool) -> bool:
+def _names_table(name: str) -> bool:
     words = words_of(name)
     if "table" in words:
         return not words & {"block", "page", "kv", "cache"}
-    return bool(words & RELATIVE) and (bool(words & OF_TABLE) or words <= RELATIVE) and windowed
+    return bool(words & RELATIVE) and (bool(words & OF_TABLE) or words <= RELATIVE)

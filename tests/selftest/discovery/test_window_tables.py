@@ -74,7 +74,7 @@ def test_an_index_of_rows_next_to_a_mask_of_windows(make: Make, scaled: str, tim
 
 
 LINE = """
-def f(queries, keys, values, bias_table):
+def f(queries, keys, values, bias_table, window_size: int):
     at = np.arange(queries.shape[1])
     rows = {rows} + len(at) - 1
     s = np.einsum("bihd,bjhd->bhij", queries, keys) / np.sqrt(queries.shape[-1])
