@@ -203,3 +203,11 @@ class MaskForm(StrEnum):
     HEADS = "(H, Lq, Lk)"
     ONE_SAMPLE = "(1, H, Lq, Lk)"
     EITHER = "(Lq, Lk) where it is the same for all samples and heads, (B * H, Lq, Lk) elsewhere"
+
+
+class KeysForm(StrEnum):
+    """The shape in which a callable takes masks of keys."""
+
+    SAMPLES = "(B, Lk)"
+    PER_HEAD = "(B, 1, Lk)"
+    LENGTHS_FIRST = "(Lk, B)"

@@ -18,6 +18,7 @@ from attention_conformance.implementations.discovery.documented import (
 from attention_conformance.implementations.discovery.documented_axes import most_axes, states_two_axes_alone
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.functions.function_masks import (
+    has_lengths_first,
     hides_padding,
     in_form,
     ways_of_keys,
@@ -97,7 +98,8 @@ def _forms(call: RenamedCall, own: str) -> tuple[MaskForm, ...]:
     if not own:
         return OF_ALL_SAMPLES
     inner = call.function.function if isinstance(call.function, Compiled) else call.function
-    if own and isinstance(inner, OtherKeys):  # with axes of heads of its own
+    if isinstance(inner, OtherKeys):  # with axes of heads of its own
         return OF_ALL_HEADS
     laid_out = getattr(call.function, "call", None)  # whose class needs torch
-    return OF_HEADS_IN_SAMPLES if own and getattr(laid_out, "heads", "") else ()
+    of_tokens = (MaskForm.LENGTHS_FIRST,) if has_lengths_first(call) else ()
+    return (*(OF_HEADS_IN_SAMPLES if getattr(laid_out, "heads", "") else ()), *of_tokens)

@@ -16,6 +16,7 @@ from attention_conformance.implementations.adapters.results import kept
 from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, AdapterRun, ClaimCheck
+from attention_conformance.implementations.discovery.functions.stored_axes import permuted
 from attention_conformance.implementations.discovery.signatures import (
     ADAPTER,
     Options,
@@ -26,7 +27,7 @@ from attention_conformance.implementations.discovery.signatures import (
     takes_any,
 )
 from attention_conformance.implementations.discovery.targets.loading import TargetError
-from attention_conformance.implementations.discovery.vocabulary import KWARGS_OF_FUNCTION, MaskForm
+from attention_conformance.implementations.discovery.vocabulary import KWARGS_OF_FUNCTION, KeysForm, MaskForm
 
 if TYPE_CHECKING:
     from attention_conformance.implementations.adapters.modes import Modes
@@ -104,7 +105,7 @@ class RenamedCall:
         integers: whether they are given as integers.
         unmasked: what fills the mask that it has to be given where a problem has none; None: it takes None.
         unmasked_keys: whether that mask is one of keys, (B, Lk), and not (Lq, Lk).
-        per_head: whether its masks of keys have an axis of heads, (B, 1, Lk).
+        keys_form: the shape in which it takes masks of keys.
         hides_padding: whether True in its mask of keys means the opposite of True in its other masks.
     """
 
@@ -116,7 +117,7 @@ class RenamedCall:
     integers: bool = False
     unmasked: bool | float | None = None
     unmasked_keys: bool = False
-    per_head: bool = False
+    keys_form: KeysForm = KeysForm.SAMPLES
     hides_padding: bool = False
 
     def __call__(self, *inputs: Any, **options: Any) -> object:
@@ -138,7 +139,7 @@ class RenamedCall:
             options["attn_mask"] = self._formed(options["attn_mask"], (*inputs[0].shape[:3], inputs[1].shape[2]))
         if (keys := options.get("key_padding_mask")) is not None:
             keys = ~keys if self.hides_padding else keys
-            options["key_padding_mask"] = keys[:, None] if self.per_head else keys
+            options["key_padding_mask"] = self._formed_keys(keys)
         given = self.options.completed(self.options.renamed(options), inputs[0])
         if self.true_as:
             spelled = self.options.spelled
@@ -173,11 +174,18 @@ class RenamedCall:
             shape = (*mask.shape[:-1], shape[-1])
         whole = mask.expand(shape) if hasattr(mask, "expand") else library_of(mask).broadcast_to(mask, shape)
         of_samples = dict.fromkeys((MaskForm.SAMPLE, MaskForm.NO_HEADS), whole[:, 0])
+        if own is MaskForm.LENGTHS_FIRST:
+            return permuted(whole[:, 0], "BQK", "QKB")
         if own in (MaskForm.FLAT, MaskForm.EITHER):
             shares = own is MaskForm.EITHER and all(extent == 1 for extent in mask.shape[:-2])
             return whole[0, 0] if shares else whole.reshape((-1, *shape[2:]))
         parts = {MaskForm.SHARED: whole[0, 0], MaskForm.HEADS: whole[0], MaskForm.ONE_HEAD: whole[:, :1]} | of_samples
         return parts.get(own, whole)
+
+    def _formed_keys(self, mask: Any) -> Any:
+        if self.keys_form is KeysForm.LENGTHS_FIRST:
+            return permuted(mask, "BK", "KB")
+        return mask[:, None] if self.keys_form is KeysForm.PER_HEAD else mask
 
     def giving(self, options: Mapping[str, object]) -> RenamedCall:
         """The same with these given in each call, by its own names, in addition to what always is."""

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from math import inf
 from typing import Any
 
+from attention_conformance.implementations.api.contract import Fit, Unsupported
 from attention_conformance.implementations.discovery.claim_checks import (
     BIASED,
     MASKED,
@@ -41,8 +43,8 @@ from attention_conformance.implementations.discovery.modules.module_masks import
 )
 from attention_conformance.implementations.discovery.rows_without_keys import ADDED
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
-from attention_conformance.implementations.discovery.vocabulary import MaskForm
-from attention_conformance.spec.cases import MaskShape, Pattern
+from attention_conformance.implementations.discovery.vocabulary import KeysForm, MaskForm
+from attention_conformance.spec.cases import Case, MaskShape, Pattern
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import Feature
 
@@ -178,12 +180,13 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
     if rigid is not None:
         call = rigid.function
         assert isinstance(call, RenamedCall)
-        notes = [GIVEN_AS.format(own, call.form)] if forms is not FORMS else []
-        return _of_documented_samples(rigid, kind), notes
-    for polarity, form in product(polarities, forms):
-        numeric = in_form(check, kind, replace(call, form=form, true_as=1.0), polarity).without(NUMBERS_ADDED)
+        return _of_documented_samples(rigid, kind), _form_notes(own, call.form, forms, rigid=True)
+    apart = call.bias_form is not None
+    for number, polarity, form in product((1.0, -inf) if apart else (1.0,), polarities, forms):
+        numeric = in_form(check, kind, replace(call, form=form, true_as=number), polarity)
+        numeric = numeric if apart else numeric.without(NUMBERS_ADDED)
         if has_effect(numeric, shaped(MASKED, form)):
-            return numeric, [f"its {own!r} mask is given as numbers 0 and 1"]
+            return numeric, [f"its {own!r} mask is given as numbers 0 and {number:g}", *_form_notes(own, form, forms)]
     for polarity, form in product(polarities, forms):
         formed = in_form(check, kind, replace(call, form=form), polarity)
         if has_effect(formed, shaped(OF_FEWER_AXES[1], form)) and not formed.run(shaped(MASKED, form)).error:
@@ -194,9 +197,10 @@ def with_mask_form(check: ClaimCheck, kind: ArrayKind) -> tuple[ClaimCheck, list
     return (check.without(OF_MASKS), [unclaimed("masks", errors[0])]) if all(errors) else (check, [])
 
 
-def _form_notes(own: str, form: MaskForm, forms: Sequence[MaskForm]) -> list[str]:
+def _form_notes(own: str, form: MaskForm, forms: Sequence[MaskForm], rigid: bool = False) -> list[str]:
     """In which form its mask is given, where that is not the first that is tried of all."""
-    return [GIVEN_AS.format(own, form)] if form is MaskForm.FULL or forms is not FORMS else []
+    stated = form is MaskForm.LENGTHS_FIRST or (form is MaskForm.FULL and not rigid)
+    return [GIVEN_AS.format(own, form)] if stated or not {*FORMS} <= {*forms} else []
 
 
 def forms_of(check: ClaimCheck, kind: ArrayKind, own: str) -> Sequence[MaskForm]:
@@ -204,7 +208,8 @@ def forms_of(check: ClaimCheck, kind: ArrayKind, own: str) -> Sequence[MaskForm]
     call = check.function
     assert isinstance(call, RenamedCall)
     stated, polarity = most_axes(as_written(call.function), own), check.claims.conventions.bool_mask
-    return uncut(FORMS, lambda form: in_form(check, kind, replace(call, form=form), polarity), stated)
+    forms = (*FORMS, MaskForm.LENGTHS_FIRST) if has_lengths_first(call) else FORMS
+    return uncut(forms, lambda form: in_form(check, kind, replace(call, form=form), polarity), stated)
 
 
 def _of_documented_samples(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
@@ -225,14 +230,21 @@ def _of_documented_samples(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
 
 
 def ways_of_keys(check: ClaimCheck, kind: ArrayKind, polarities: Iterable[Polarity]) -> list[ClaimCheck]:
-    """The check of calls in which the parameter of attention masks takes masks of keys alone, (B, Lk) or (B, 1, Lk)."""
+    """The check of calls in which the parameter of attention masks takes masks of keys alone, in each form."""
     call = check.function
     assert isinstance(call, RenamedCall)
     of_keys = replace(call, options=call.options.with_masks_as("key_padding_mask"))
-    ways_given = product((False, True), NUMBERS, polarities)
-    calls = [(replace(of_keys, true_as=number, per_head=each), polarity) for each, number, polarity in ways_given]
+    forms = KeysForm if has_lengths_first(call) else (KeysForm.SAMPLES, KeysForm.PER_HEAD)
+    ways_given = product(forms, NUMBERS, polarities)
+    calls = [(replace(of_keys, true_as=number, keys_form=form), polarity) for form, number, polarity in ways_given]
     lost = {Feature.BOOL_MASK} if call.options.has_bias_apart else OF_MASKS
     return [in_form(check, kind, *each).without(lost).claiming({Feature.KEY_PADDING}) for each in calls]
+
+
+def has_lengths_first(call: RenamedCall) -> bool:
+    """Whether the tokens of its inputs come before samples, as in (L, B, H, d): those of its masks may, too."""
+    axes = getattr(getattr(call.function, "call", None), "axes", "")
+    return 0 <= axes.find("L") < axes.find("B")
 
 
 def hides_padding(check: ClaimCheck) -> bool:
@@ -291,8 +303,9 @@ def with_padding_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
         return with_key_mask(check, as_written(call.function))
     if Feature.KEY_PADDING not in check.claims or has_effect(check, PADDED):
         return check
-    if (repeated := _with_keys_of_samples(check, kind)) is not None:
-        return repeated
+    otherwise = (each(check, kind) for each in (_with_keys_of_samples, _with_keys_first))
+    if (given := next((each for each in otherwise if each is not None), None)) is not None:
+        return given
     other = kind.check(replace(call, hides_padding=True), check.claims, check.device, check.dtype)
     stated = documented_polarity(as_written(call.function), own)
     if not has_effect(other, PADDED) and stated in (None, check.claims.conventions.bool_mask):
@@ -313,12 +326,33 @@ def _with_keys_of_samples(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck | No
     return None if made.run(PADDED).error else with_padding_as_seen(made, kind)
 
 
+def _with_keys_first(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck | None:
+    """The check of a call that takes its mask of keys as (Lk, B), and raises with (B, Lk)."""
+    call = check.function
+    assert isinstance(call, RenamedCall)
+    if call.keys_form is not KeysForm.SAMPLES or not has_lengths_first(call) or not check.run(PADDED).error:
+        return None
+    made = replace(check, function=replace(call, keys_form=KeysForm.LENGTHS_FIRST))
+    if made.run(PADDED).error:
+        return None
+    own = call.options.spelled["key_padding_mask"]
+    return with_padding_as_seen(made, kind).stating(GIVEN_AS.format(own, KeysForm.LENGTHS_FIRST))
+
+
 def in_form(check: ClaimCheck, kind: ArrayKind, call: RenamedCall, polarity: Polarity) -> ClaimCheck:
     """The check of a call that takes its masks in a form."""
     claims = replace(check.claims, conventions=replace(check.claims.conventions, bool_mask=polarity))
     if {call.form, call.bias_form} & SHAPES.keys():
-        claims = replace(claims, fit=partial(fit_form, form=call.form, bias_form=call.bias_form))
+        before = claims.fit  # in another form, if it is one of these
+        own = before.args[0] if isinstance(before, partial) and before.func is _fit_in_form else before
+        claims = replace(claims, fit=partial(_fit_in_form, own, call.form, call.bias_form))
     return kind.check(call, claims, check.device, check.dtype).stating(*check.stated)
+
+
+def _fit_in_form(own: Fit, form: MaskForm, bias_form: MaskForm | None, case: Case) -> Case | Unsupported:
+    """The nearest case of its own fit, with masks of this form."""
+    fitted = own(case)
+    return fitted if isinstance(fitted, Unsupported) else fit_form(fitted, form, bias_form)
 
 
 def _masks(check: ClaimCheck, form: MaskForm) -> bool:

@@ -96,6 +96,7 @@ from attention_conformance.implementations.discovery.functions.unnamed_function_
     with_mask_as_seen,
     with_pairs_as_seen,
 )
+from attention_conformance.implementations.discovery.functions.window_tables import WindowTable
 from attention_conformance.implementations.discovery.grouped_masks import without_masks_of_heads
 from attention_conformance.implementations.discovery.mask_notes import (
     mask_findings,
@@ -153,6 +154,7 @@ def function_candidate(
     from attention_conformance.implementations.discovery.functions.laid_out import attends_elsewhere, states_heads_first
     from attention_conformance.implementations.discovery.functions.merged_heads import with_plain_output
     from attention_conformance.implementations.discovery.functions.needed_caches import with_needed_cache
+    from attention_conformance.implementations.discovery.functions.seen_windows import with_window_table
 
     if (serving := _serving_candidate(name, function, settings, device, premises)) is not None:
         return serving
@@ -163,8 +165,8 @@ def function_candidate(
         always = replace(premises, causal=premises.causal or cached.promised)
         made = function_candidate(name, cached, settings, device, always)
         return replace(made, about=f"{made.about}; {cached.about}", stated=(*made.stated, cached.about))
-    inner = with_dropout_form(function) or with_bucket_table(function) or with_what_is_needed(function)
-    needed = inner or with_segments_from_one(function)
+    inner = with_dropout_form(function) or with_bucket_table(function) or with_window_table(function)
+    needed = inner or with_what_is_needed(function) or with_segments_from_one(function)
     if needed is not None:
         try:
             made = limited(needed, function_candidate(name, needed, settings, device, premises))
@@ -307,8 +309,10 @@ def _usual_candidate(
     claims = Claims(Scope.OP, ALWAYS | options.features | {Feature.GROUPED}, conventions, fit=fits)
     if shipped:
         claims = replace(claims, features=shipped.claimed(claims.features), fit=shipped.fitting[0])
-    if isinstance(whole := getattr(function, "function", function), OneInput | Served | PrefixKeys):
-        claims = whole.claimed(claims)
+    whole = getattr(function, "function", function)
+    adapted = function if isinstance(function, WindowTable) else whole
+    if isinstance(adapted, OneInput | Served | PrefixKeys | WindowTable):
+        claims = adapted.claimed(claims)
     check, kind, plain = suited_in_size(RenamedCall(function, options), claims, device)
     check_answer(plain, kind.is_kind, expected := "an array" if kind in (NUMPY, JAX) else "a tensor")
     check_not_alone(plain, expected)

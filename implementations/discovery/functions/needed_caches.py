@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.functions.fed_caches import
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.functions.object_caches import moved_by_others
 from attention_conformance.implementations.discovery.functions.several_needed import as_array
+from attention_conformance.implementations.discovery.functions.stored_axes import OTHERWISE, in_axes
 from attention_conformance.implementations.discovery.modules.cache_forms import place_values
 from attention_conformance.implementations.discovery.modules.own_cache import Place, joined
 from attention_conformance.implementations.discovery.probe import HALF, near, parts_of, shape_of
@@ -54,6 +55,7 @@ class NeededCache:
         squeezed: whether that token has no axis of its own.
         part: where in an answer the next cache begins; 0: the call has changed the one that it was given.
         promised: whether its text promises that no token sees a later one.
+        output: the axes of its output, E for the widths of all heads side by side; empty: those of its inputs.
     """
 
     function: Callable[..., Any]
@@ -65,6 +67,7 @@ class NeededCache:
     squeezed: bool = False
     part: int = 0
     promised: bool = False
+    output: str = ""
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -78,7 +81,8 @@ class NeededCache:
         """For a note."""
         each = "is called for one token after another" if self.single else "is given all tokens"
         promise = ", and promises that no token sees a later one" if self.promised else ""
-        return f"it {each}, with an empty cache in {' and '.join(map(repr, self.past))} before the first{promise}"
+        laid = f"; its output is ({', '.join(self.output).replace('E', 'H * D')})" if self.output else ""
+        return f"it {each}, with an empty cache in {' and '.join(map(repr, self.past))} before the first{promise}{laid}"
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """The function's answer.
@@ -95,18 +99,40 @@ class NeededCache:
         if not self.single:
             answer = self.function(query, key, value, **{**options, **self._held(query, cache, 0, tokens)})
             check_bits(cache, key)
-            return answer
+            return self._with_usual_axes(answer, query, value)
         if not tokens or key.shape[axis] != tokens:
             raise ValueError(f"it takes a token at a time, {tokens} queries with {key.shape[axis]} keys")
         outputs = []
         for at in range(tokens):
             one = [self._token(each, axis, at) for each in (query, key, value)]
             answer = self.function(*one, **{**options, **self._held(query, cache, at, at + 1)})
-            output, *others = parts_of(answer)
+            output, *others = parts_of(self._with_usual_axes(answer, one[0], value))
             cache = [*self._parts(self._returned(others))] if self.part else cache
             check_bits(cache, key)
             outputs.append(output[(slice(None),) * axis + (None,)] if self.squeezed else output)
         return joined(outputs, axis)
+
+    def _with_usual_axes(self, answer: Any, query: Any, value: Any) -> Any:
+        """The answer, its output in the axes of the inputs."""
+        if not self.output:
+            return answer
+        output, *others = parts_of(answer)
+        axes, own = map(self._of_call, (self.axes, self.output))
+        sizes = {**dict(zip(axes, query.shape, strict=True)), "D": value.shape[-1]}
+        laid = in_axes(output, own, axes, sizes)
+        return (laid, *others) if others or isinstance(answer, tuple | list) else laid
+
+    def output_axes(self, x: Any) -> str:
+        """Those of its output, as its shape shows them; empty where they are those of its inputs, or unknown ones."""
+        sizes = {**dict(zip(self.axes, x.shape, strict=True)), **({"L": 1} if self.single else {})}
+        sizes["E"] = sizes.get("H", 1) * sizes.get("D", 1)
+        answer = safe_call(partial(self._first_answer, x)).value
+        shape = None if answer is None else shape_of(parts_of(answer)[0])
+        known = {own: tuple(sizes[axis] for axis in self._of_call(own)) for own in OTHERWISE.get(self.axes, ())}
+        return next((own for own, each in known.items() if shape == each), "")
+
+    def _of_call(self, axes: str) -> str:
+        return axes.replace("L", "") if self.squeezed else axes
 
     def _made(self, *inputs: Any) -> Any:
         """An empty cache."""
@@ -136,16 +162,24 @@ class NeededCache:
         return safe_call(partial(self._parts_seen, x)).value or {}
 
     def _parts_seen(self, x: Any) -> dict[int, bool]:
-        cache = [None] * len(self.past) if self.empty is None else self._parts(self._made(x, x, x))
-        before, axis = State.of(cache[0]), self.axes.index("L")
-        one = self._token(x, axis, 0) if self.single else x
-        held = self._held(x, cache, 0, 1 if self.single else x.shape[axis])
-        others = parts_of(self.function(one, one, one, **held))[1 : 1 + MOST_PARTS]
+        cache = self._first_cache(x)
+        before = State.of(cache[0])
+        others = parts_of(self._first_answer(x, cache))[1 : 1 + MOST_PARTS]
         found = {part: before.follows(self.empty, cache[0], each) for part, each in enumerate([cache[0], *others])}
         if len(self.past) > 1 or self.empty is None:
             found = dict.fromkeys(found, Following.PERHAPS)
         seen = {part: sure is Following.SURE for part, sure in found.items() if sure is not Following.ANOTHER}
         return seen if self.single else {0: any(seen.values())} if seen else {}
+
+    def _first_cache(self, x: Any) -> list[Any]:
+        return [None] * len(self.past) if self.empty is None else self._parts(self._made(x, x, x))
+
+    def _first_answer(self, x: Any, cache: Sequence[Any] | None = None) -> Any:
+        """What it returns for the first token where it takes one at a time, for all of them otherwise."""
+        axis = self.axes.index("L")
+        one = self._token(x, axis, 0) if self.single else x
+        held = self._held(x, cache or self._first_cache(x), 0, 1 if self.single else x.shape[axis])
+        return self.function(one, one, one, **held)
 
     def answers(self, x: Any) -> bool:
         """Whether all tokens are answered, not all alike."""
@@ -257,8 +291,10 @@ def _tried(
         for shape, axes in LAYOUTS:
             for squeezed, x in product((False, True) if single else (False,), of_each_kind(shape)):
                 usual = NeededCache(function, past, empty, axes, places, single, squeezed)
-                for part, sure in usual.parts(x).items():
-                    made = replace(usual, part=part)
+                parts = usual.parts(x)
+                laid = replace(usual, output=usual.output_axes(x)) if parts else usual
+                for part, sure in parts.items():
+                    made = replace(laid, part=part)
                     if made.answers(x) and made.attends(x):
                         fed = []
                         yield made, x

@@ -88,12 +88,35 @@ def permuted(x: Any, axes: str, order: str) -> Any:
     return made.contiguous() if x.is_contiguous() else made
 
 
+OTHERWISE = {"BHLD": ("BLE", "BLHD"), "BLHD": ("BLE", "BHLD"), "HLD": ("LE", "LHD"), "LHD": ("LE", "HLD")}
+"""Axes of outputs that are none of inputs with such axes."""
+
+
+def in_axes(output: Any, own: str, axes: str, sizes: Mapping[str, int]) -> Any:
+    """An output in other axes than its own, of these sizes."""
+    apart = own.replace("E", "HD") if "E" not in axes else own
+    return permuted(output.reshape([sizes[axis] for axis in apart]), apart, axes)
+
+
 def stacked(arrays: Iterable[Any], axis: int) -> Any:
     """Along a new axis."""
     given = [*arrays]
     if hasattr(given[0], "new_zeros"):
         return sys.modules["torch"].stack(given, axis)
     return library_of(given[0]).stack(given, axis)
+
+
+def together(arrays: Iterable[Any], axis: int) -> Any:
+    """One behind the other, along an axis that they have."""
+    given = [*arrays]
+    if hasattr(given[0], "new_zeros"):
+        return sys.modules["torch"].cat(given, axis)
+    return library_of(given[0]).concatenate(given, axis)
+
+
+def zeros(like: Any, shape: tuple[int, ...]) -> Any:
+    """Zeros of the kind and the type of an array."""
+    return like.new_zeros(shape) if hasattr(like, "new_zeros") else library_of(like).zeros(shape, like.dtype)
 
 
 def like(x: Any, other: Any) -> Any:

@@ -13,7 +13,7 @@ from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.always import KEYS, changes, rows
 from attention_conformance.implementations.discovery.claim_checks import MASKED, PLAIN, ClaimCheck, output_of
 from attention_conformance.implementations.discovery.probe import Floats, near
-from attention_conformance.implementations.discovery.vocabulary import KEY_WORDS
+from attention_conformance.implementations.discovery.vocabulary import KEY_WORDS, KeysForm
 from attention_conformance.spec.cases import Case, MaskKind, Padding, Sharing
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.masks import Booleans, visible
@@ -244,8 +244,8 @@ def _is_right_for_others(way: ClaimCheck) -> bool:
 
 
 def _given_as(way: ClaimCheck) -> str:
-    per_head = ", (B, 1, Lk)" if getattr(way.function, "per_head", False) else ""
-    return per_head + GIVEN_AS[getattr(way.function, "true_as", 0.0)]
+    form = getattr(way.function, "keys_form", KeysForm.SAMPLES)
+    return (f", {form}" if form is not KeysForm.SAMPLES else "") + GIVEN_AS[getattr(way.function, "true_as", 0.0)]
 
 
 def _effect(of_keys: ClaimCheck, promised: bool) -> str:

@@ -203,6 +203,57 @@ def test_nothing_is_promised_of_several_tokens(make: Make, text: str, how: str) 
     assert [each.status for each in found] == [Status.PASS] * 2, [each.message for each in found]
 
 
+MERGED = """
+def f(q, k, v, cache_k, cache_v, start_pos):
+    '''Causal attention of a prompt or a piece of it.'''
+    n, end = len(q), start_pos + q.shape[1]
+    cache_k[:n, start_pos:end], cache_v[:n, start_pos:end] = k, v
+    i, j = torch.arange(start_pos, end)[:, None], torch.arange(cache_k.shape[1])
+    s = torch.einsum("bihd,bjhd->bhij", q, cache_k[:n]) / q.shape[-1] ** 0.5
+    o = s.masked_fill(j > {last}, -torch.inf).softmax(-1) @ cache_v[:n].transpose(1, 2)
+    return {answer}
+"""
+
+
+@pytest.mark.parametrize(("last", "status"), [("i", Status.PASS), ("end - 1", Status.FAIL)])
+@pytest.mark.parametrize(
+    ("answer", "axes"), [("o.transpose(1, 2).reshape(n, len(i), -1)", "(B, L, H * D)"), ("o", "(B, H, L, D)")]
+)
+def test_the_output_next_to_a_cache_has_axes_of_its_own(
+    make: Make, answer: str, axes: str, last: str, status: Status
+) -> None:
+    made = make(MERGED.format(answer=answer, last=last))
+    assert f"its output is {axes}" in made.about
+    assert any("in pieces of several tokens through cache_k, cache_v" in way for way in made.alternatives)
+    found = run(made, ("causal.square", "relations.alternatives"), ("float64",))
+    assert [each.status for each in found] == [status] * 2, [each.message for each in found]
+
+
+MERGED_STEP = """
+def f(q, k, v, kv_cache):
+    '''A step of one token.'''
+    if kv_cache:
+        k, v = (np.concatenate([old, x[:, :, None]], 2) for old, x in zip(kv_cache, (k, v)))
+    else:
+        k, v = k[:, :, None], v[:, :, None]
+    kv_cache[:] = k, v
+    s = np.einsum("bhd,bhkd->bhk", q, k) {scaled}
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return np.einsum("bhk,bhkd->bhd", e / e.sum(-1, keepdims=True), v).reshape(len(q), -1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("scaled", "status"), [("/ np.sqrt(q.shape[-1])", Status.PASS), ("/ q.shape[-1]", Status.FAIL)]
+)
+def test_the_heads_of_a_step_are_taken_apart(make: Make, scaled: str, status: Status) -> None:
+    made = make(MERGED_STEP.format(scaled=scaled))
+    assert "one token after another" in made.about
+    assert "its output is (B, L, H * D)" in made.about
+    (found,) = run(made, ("causal.square",), ("float64",))
+    assert found.status is status, found.message
+
+
 JAX_SLOTS = """
 import jax
 import jax.numpy as jnp
