@@ -10,7 +10,7 @@ from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS
 
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-NEGATED = {"non", "no", "not", "un", "bi"}
+NEGATED = {"non", "no", "not", "un", "bi", "prefix"}
 CHOSEN = re.compile(r"mask|causal|attn_bias|attention_bias")
 """What is part of the names of parameters by which the caller chooses."""
 SETTING = re.compile(r"\b(config|cfg|conf|args|opts?|hparams|params)\.\w*(causal|mask)")

@@ -42,6 +42,9 @@ SCALED_ROTATIONS = re.compile(r"yarn|\bntk|(rope|rotary)_?scal|llama3_?rope|long
 """What the text of a class has whose rotations are slower than usual, by rules that the suite does not know."""
 OF_SCORES = re.compile(r"\w*l2_?norm\w*|\bF\.normalize|(?<!self)\.norm(?=\()|\w*temperature\w*", re.IGNORECASE)
 """What the text of a class has whose scores may follow rules of their own: norms without gains, and factors."""
+WIDTH = r"(?:d_?k|\w*head\w*|\w*dim\w*|size\(-1\)|shape\[-1\])"
+ROOT = re.compile(rf"(?<!r)sqrt\([^()\n]*\b{WIDTH}|\b{WIDTH}\)? ?\*\* ?\(?-? ?0?\.5")
+"""The root of a head's width in code."""
 
 
 def _has_norms(variant: Variant) -> bool:
@@ -76,7 +79,7 @@ def refuse_other_forms(make: Constructor, call: ModuleCall, check: ClaimCheck, v
         raise TargetError(f"its answer depends on its inputs without their values, too: {REMEDY}")
     if all(_reads_elsewhere(check, each) for each in (problem, _problem(check, 1) or problem)):
         raise TargetError(f"which of its weights are those of the values is unknown: {REMEDY}")
-    if make.held and (scale := _own_scale(check)) and not (_is_slip(scale, problem) and states_scaled(make.kind)):
+    if make.held and (scale := _own_scale(check)) and not (_is_slip(scale, problem) and _is_scaled(make.kind)):
         given = ", ".join(repr(path) for path in make.held)
         raise TargetError(f"its scores are {scale:.3g} times the usual ones, next to {given}: {REMEDY}")
 
@@ -85,6 +88,11 @@ def _names_scores(kind: object) -> str:
     """What the text of a class names that changes scores by rules of its own; empty where nothing is named."""
     found = OF_SCORES.search(code_of(kind))
     return found.group() if found else ""
+
+
+def _is_scaled(kind: object) -> bool:
+    """Whether its text states that its scores are scaled, or its forward takes the root of a width for something."""
+    return states_scaled(kind) or ROOT.search(code_of(getattr(kind, "forward", None))) is not None
 
 
 def _scales_rotations(kind: object) -> bool:

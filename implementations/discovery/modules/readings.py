@@ -284,6 +284,8 @@ def _matched(
         outputs.append(output.double() - inputs[0])  # without the input that it may add
     parameters = {path: parameter.detach().double() for path, parameter in module.named_parameters()}
     given = [x.double() for x in inputs]
+    # one of fewer numbers than heads have, such as values that all heads share, is no part of each head
+    possible = [each for each in possible if not safe_call(partial(_weights, each, parameters, width, heads)).error]
     shown = list[Projected]()  # made as they are needed: the first reading is mostly the right one
     others = (*OTHER_VARIANTS, *((*ROTATED_IN_PART, *SLIPPED_IN_PART) if rotates_a_part(type(module)) else ()))
     slips = SLIPPED if scales_slopes(type(module)) else (*SLIPPED, *SLOPES_SCALED)

@@ -19,7 +19,7 @@ from attention_conformance.implementations.adapters.as_built import INPUTS, ROUN
 from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.causal_names import says_causal
+from attention_conformance.implementations.discovery.causal_names import promises_causal, says_causal
 from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
 from attention_conformance.implementations.discovery.modules.attempts import attempts
 from attention_conformance.implementations.discovery.modules.constructor_names import SQUARE, SQUARES, Size, size_of
@@ -208,7 +208,7 @@ def _run(make: Constructor, module: nn.Module, call: ModuleCall, tokens: int, de
 
 def _as_promised(run: AsBuilt, make: Constructor, module: nn.Module) -> AsBuilt:
     """It with what its text promises of the order of tokens: none is seen before its turn, or it does not matter."""
-    if says_causal(make.kind):
+    if says_causal(make.kind) or promises_causal(getattr(make.kind, "__name__", ""), make.kind):
         return replace(run, causal=True)
     sized = any(run_tokens in each.shape for each in module.parameters() for run_tokens in (TOKENS, SQUARE))
     ordered = run.causal or sized or ORDERED.search(text_of(make.kind)) or mixes_tokens(module)

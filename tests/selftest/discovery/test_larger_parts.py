@@ -141,8 +141,14 @@ ROOTED = {
 
 
 @pytest.mark.parametrize(("root", "wrong"), [("q.shape[-1] ** 0.5", False), ("1", True)])
+def test_what_takes_the_root_of_a_width_scales_its_scores(make: Make, root: str, wrong: bool) -> None:
+    made = make(HEADED.format(**{**ROOTED, "after": ROOTED["after"].format(root=root)}))
+    assert bool(failing(made, "scores.dot-product")) is wrong
+
+
+@pytest.mark.parametrize(("root", "wrong"), [("q.shape[-1] ** 0.5", False), ("1", True)])
 def test_what_states_that_it_is_scaled_has_to_be(make: Make, root: str, wrong: bool) -> None:
-    text = HEADED.format(**{**ROOTED, "after": ROOTED["after"].format(root=root)})
+    text = HEADED.format(**{**ROOTED, "after": ROOTED["after"].format(root=root).replace("q.shape[-1] ** 0.5", "2")})
     stated = '    """Scaled dot-product attention with a bias."""\n    def __init__'
     made = make(text.replace("    def __init__", stated, 1))
     assert bool(failing(made, "scores.dot-product")) is wrong

@@ -36,7 +36,36 @@ class f(nn.Module):
         out = (q @ k.mT / self.d ** 0.5).softmax(-1) @ v
         return F.linear({merged}, self.dense_weight), self.dense_bias
 """
+NAMED = """
+class CausalLinear(nn.Module):
+    '''Causal linear attention.'''
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.qkv, self.out = heads, nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim)
+    def forward(self, x):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        summed = (k[..., :, None] * v[..., None, :]).cumsum(2)  # over the prefix
+        y = (q[..., None] * summed).sum(-2) / (q * {keys}).sum(-1, keepdim=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+f = CausalLinear
+"""
+SHARED_VALUES = """
+class f(nn.Module):
+    def __init__(self, d_model, n_head):
+        super().__init__()
+        self.h, width = n_head, d_model // n_head
+        self.q_layers, self.k_layers = (nn.ModuleList(nn.Linear(d_model, width) for _ in range(n_head)) for _ in "qk")
+        self.v_layer, self.w_h = nn.Linear(d_model, width), nn.Linear(width, d_model, bias=False)
+    def forward(self, q, k, v):
+        each = [attend(wq(q), wk(k), self.v_layer(v))[0] for wq, wk in zip(self.q_layers, self.k_layers)]
+        return self.w_h(torch.stack(each).mean(0))
+"""
 CASES = [
+    (NAMED.format(keys="k.cumsum(2)"), False),
+    (NAMED.format(keys="k.sum(2, keepdim=True)"), True),
+    (SHARED_VALUES, False),
     (ONE_KEY_HEAD.format(first=1), False),
     (ONE_KEY_HEAD.format(first=0), True),
     (TOKENS_FIRST.format(merged="out.transpose(0, 1).reshape(s, b, h)"), False),
