@@ -6,6 +6,7 @@ accelerator states its limits where it is launched or compiled: what it raises t
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,11 +15,12 @@ from typing import Any
 
 from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
 from attention_conformance.implementations.api.safe_call import CallOutcome
-from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED, ClaimCheck
+from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED, ClaimCheck, parts
 from attention_conformance.implementations.discovery.code_text import code_of
-from attention_conformance.implementations.discovery.documented import as_written
+from attention_conformance.implementations.discovery.documented import as_written, documents_of
 from attention_conformance.implementations.discovery.documented_lengths import states_no_more_queries
 from attention_conformance.implementations.discovery.functions.several_needed import has_tables
+from attention_conformance.implementations.discovery.probe import shape_of
 from attention_conformance.implementations.discovery.tensor_cores import is_accelerated
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.spec.cases import Case, Layout
@@ -36,6 +38,10 @@ UNEQUAL = (PLAIN.sized(key_length=32), PLAIN.sized(query_length=32))
 FEW_CAUSAL = tuple(replace(PLAIN, causal=True).sized(query_length=n, key_length=10 - n) for n in (4, 6))
 """The same under the flag, and small: what dies in a long call is still to be judged."""
 
+OF_VALUES = re.compile(
+    r"\b(?:d_?v|e_?v|d_?value|v_?(?:head_)?dim|value_(?:head_)?dim|(?:head_)?dim_v)\b", re.IGNORECASE
+)
+"""How the width of values is called where it is another one than that of keys."""
 OF_PAIRS = "view_as_complex"
 """torch's function that takes no pairs at odd offsets, or with odd strides. In a file that calls it, what a view raises
 where a transposed one is taken is a limit, too, though no statement of the function raises it."""
@@ -122,7 +128,7 @@ def with_size_limits(check: ClaimCheck) -> tuple[ClaimCheck, list[str]]:
     if check.run(PLAIN).error:
         return check, []
     notes: list[str] = []
-    for limited in (_widths, _wider_values, _lengths, _unequal_lengths, _scales, _views, _memory):
+    for limited in (_widths, _wider_values, _width_of_keys, _lengths, _unequal_lengths, _scales, _views, _memory):
         check, note = limited(check)
         notes += [note] if note else []
     return check, notes
@@ -148,6 +154,16 @@ def _wider_values(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     if Feature.VALUE_WIDTH not in check.claims or not outcome.refused or check.run(narrower).error:
         return check, ""
     return _with(check, replace(_limits(check), wider=False)), _refused("values wider than keys", [outcome])
+
+
+def _width_of_keys(check: ClaimCheck) -> tuple[ClaimCheck, str]:
+    """Without values of another width where its answer is as wide as its keys, and nothing states a width of values."""
+    if Feature.VALUE_WIDTH not in check.claims or any(map(OF_VALUES.search, documents_of(as_written(check.function)))):
+        return check, ""
+    outputs = (parts(check.run(PLAIN.sized(d_v=width)))[0] for width in VALUE_WIDTHS)
+    if not any(shape_of(each)[-1:] == (PLAIN.sizes.d_k,) for each in outputs):
+        return check, ""
+    return check.without({Feature.VALUE_WIDTH}), unclaimed("value-width", "its answer is as wide as its keys")
 
 
 def _lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -87,6 +88,25 @@ def test_what_is_refused_is_a_limit(
     assert statuses.pop("shapes.views", None) == {breaking: Status.FAIL, contiguous: None}.get(function, Status.PASS)
     assert set(statuses.values()) == {Status.PASS}
     assert ("values.single-key" in statuses) == (function is not in_blocks)
+
+
+def padded(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    filled = scaled_dot_product_attention(query, key, value).transpose(1, 2)
+    filled = torch.cat([filled, filled.new_zeros(len(filled), -filled.shape[1] % 32, *filled.shape[2:])], 1)
+    return filled.reshape(len(filled), -1, *query.transpose(1, 2).shape[2:])[:, : query.shape[2]].transpose(1, 2)
+
+
+def stating(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Value is (B, H, Lk, d_v)."""
+    return padded(query, key, value)
+
+
+@pytest.mark.parametrize(("function", "claimed"), [(padded, False), (stating, True)])
+def test_an_answer_as_wide_as_its_keys_takes_no_other_width(function: Callable[..., Tensor], claimed: bool) -> None:
+    candidate = function_candidate(function.__name__, function, {}, "cpu")
+    assert (Feature.VALUE_WIDTH in candidate.claims) is claimed
+    (verdict,) = run(candidate, ("scores.dot-product",), ("float32",))
+    assert verdict.status is (Status.FAIL if claimed else Status.PASS)
 
 
 def test_a_width_beyond_all_that_it_takes_is_unsupported() -> None:
