@@ -1,0 +1,248 @@
+"""Decoder calls: how the attention of a seq2seq decoder is built and called, and what its text states of its inputs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.code_text import code_of
+from attention_conformance.implementations.discovery.documented import documented_polarity, documents_of, said_of
+from attention_conformance.implementations.discovery.modules.constructor_names import texts_compared
+from attention_conformance.implementations.discovery.probe import parts_of
+from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor, required
+from attention_conformance.implementations.discovery.vocabulary import words_of
+from attention_conformance.spec.conventions import Polarity
+
+Given: TypeAlias = Mapping[str, Any]
+SAMPLES, TOKENS = 3, 7
+"""Neither is the other, nor a width: an axis is told by its extent."""
+WIDTHS = (12, 8, 10, 14)
+"""Those that its constructor takes, all different or all the first."""
+OF_SOURCE = {"encoder", "enc", "encoded", "memory", "annotations", "source", "src", "keys", "key", "values", "value"}
+OF_DECODER = {"hidden", "decoder", "dec", "query", "state", "s", "h", "rnn"}
+OF_METHOD = {"method", "score", "mode", "kind", "type", "attn", "attention"}
+OF_ONES = {"layers", "directions", "heads", "head"}
+OF_OTHERS = {"dropout", "bias", "len", "length", "max", "vocab"}
+OF_COUNTS = {"lens", "lengths"}
+"""Words in the names of inputs, and of what the constructor takes."""
+HIDDEN_FORMS, LAYOUTS = ("BD", "1BD", "B1D"), ("SBE", "BSE")
+"""Axes of a decoder's hidden state, and of the encoder outputs."""
+MASK_FORMS = ("BS", "B1S", "SB")
+"""Axes of a mask, the usual ones first."""
+BATCH = {"b", "bs", "bsz", "batch"}
+SOURCE = {"s", "t", "l", "src", "seq", "len", "length", "max", "time", "timestep", "timesteps", "steps", "source"}
+"""Words for axes."""
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """An input that hides source tokens.
+
+    Attributes:
+        name: of the parameter.
+        shows: whether True shows a token; None where it has the number of tokens of each sample.
+        form: the axes of a mask.
+        dtype: of a mask.
+        needed: whether it has to be given.
+    """
+
+    name: str
+    shows: bool | None
+    form: str = "BS"
+    dtype: torch.dtype = torch.bool
+    needed: bool = False
+
+    def of(self, visible: torch.Tensor) -> torch.Tensor:
+        """What is given where these tokens are visible, (B, S)."""
+        if self.shows is None:
+            return visible.sum(1)
+        mask = visible if self.shows else ~visible
+        mask = {"BS": mask, "B1S": mask[:, None], "SB": mask.T}[self.form]
+        return mask.to(self.dtype)
+
+
+@dataclass(frozen=True)
+class DecoderCall:
+    """A call of one decoder step.
+
+    Attributes:
+        hidden: the parameter of the decoder's hidden state.
+        sources: those of the encoder outputs.
+        form: the axes of the hidden state.
+        layout: those of the encoder outputs.
+        widths: of both.
+        needed: what hides tokens, and has to be given.
+    """
+
+    hidden: str
+    sources: tuple[str, ...]
+    form: str = "BD"
+    layout: str = "SBE"
+    widths: tuple[int, int] = (WIDTHS[0], WIDTHS[0])
+    needed: tuple[Hiding, ...] = ()
+
+    def __call__(self, module: nn.Module, hidden: torch.Tensor, source: torch.Tensor, **given: Any) -> Answer:
+        """Of (B, D) and (B, S, E), each as the module takes it."""
+        state = {"BD": hidden, "1BD": hidden[None], "B1D": hidden[:, None]}[self.form]
+        outputs = source.transpose(0, 1).contiguous() if self.layout == "SBE" else source
+        everything = torch.ones(source.shape[:2], dtype=torch.bool, device=source.device)
+        usual = {each.name: each.of(everything) for each in self.needed}
+        inputs = {self.hidden: state, **dict.fromkeys(self.sources, outputs)}
+        return answer_of(module(**inputs, **{**usual, **given}), source)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one decoder step returned: weights, (B, S), and context, (B, C); `shapes` are those in which it did."""
+
+    weights: torch.Tensor | None
+    context: torch.Tensor | None
+    shapes: tuple[tuple[int, ...], ...] = field(default=())
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """All of it, (B, S + C)."""
+        return torch.cat([each for each in (self.weights, self.context) if each is not None], 1)
+
+
+def answer_of(answered: Any, source: torch.Tensor) -> Answer:
+    """The parts of an answer by the extents of their axes.
+
+    Raises:
+        ValueError: it has no such part.
+    """
+    parts = [each for each in parts_of(answered) if isinstance(each, torch.Tensor) and each.is_floating_point()]
+    samples, tokens, _ = source.shape
+    rows = [row for part in parts if (row := _rows(part, samples)) is not None]
+    weights = next((row for row in rows if row.shape[1] == tokens), None)
+    context = next((row for row in rows if row.shape[1] != tokens), None)
+    if weights is None and context is None:
+        raise ValueError("neither weights of source tokens nor a context")
+    return Answer(weights, context, tuple(tuple(part.shape) for part in parts))
+
+
+def _rows(part: torch.Tensor, samples: int) -> torch.Tensor | None:
+    """It with a row for each sample; None where it has other axes. More than one sample is meant by two axes."""
+    axes = [extent for extent in part.shape if extent != 1]
+    if samples == 1 and len(axes) == 1:
+        return part.reshape(1, -1)
+    if len(axes) != 2 or samples not in axes:
+        return None
+    return part.reshape(axes) if axes[0] == samples else part.reshape(axes).T
+
+
+def makes(kind: type[nn.Module]) -> Iterator[tuple[partial[nn.Module], list[int], str]]:
+    """Ways to build it, each with the widths that it may have, and a text for its method."""
+    signature = safe_call(lambda: of_constructor(kind)).value
+    parameters = [p for p in signature.parameters.values() if not is_variadic(p)] if signature else []
+    texts = {p.name: _texts(kind, p) for p in parameters if _is_text(kind, p)}
+    sizes = [p.name for p in parameters if p.name not in texts and _is_size(p)]
+    usual = {p.name: 0.0 if "dropout" in words_of(p.name) else 1 for p in parameters if required(p)}
+    for chosen in product(*texts.values()):
+        named = dict(zip(texts, chosen, strict=True))
+        how = ", ".join(f"{name}={text!r}" for name, text in named.items())
+        for numbers in (WIDTHS, WIDTHS[:1] * len(WIDTHS)):
+            counted = dict(zip(sizes, numbers, strict=False))
+            if len(sizes) <= len(WIDTHS):
+                yield partial(kind, **{**usual, **counted, **named}), [*dict.fromkeys(counted.values())], how
+
+
+def _is_text(kind: type[nn.Module], parameter: inspect.Parameter) -> bool:
+    own = isinstance(parameter.default, str) or (required(parameter) and bool(texts_compared(kind, parameter.name)))
+    return own and bool(words_of(parameter.name) & OF_METHOD)
+
+
+def _texts(kind: type[nn.Module], parameter: inspect.Parameter) -> list[str]:
+    default = [parameter.default] if isinstance(parameter.default, str) else []
+    return [*dict.fromkeys([*default, *texts_compared(kind, parameter.name)])]
+
+
+def _is_size(parameter: inspect.Parameter) -> bool:
+    if words_of(parameter.name) & (OF_OTHERS | OF_ONES):
+        return False
+    return required(parameter) or (type(parameter.default) is int and parameter.default >= min(WIDTHS))
+
+
+def hidings(kind: type[nn.Module]) -> list[Hiding]:
+    """What hides source tokens in its forward, as far as it is known what hides."""
+    found = []
+    for parameter in _parameters(kind):
+        words = words_of(parameter.name)
+        if words & OF_COUNTS:
+            found.append(Hiding(parameter.name, None, needed=required(parameter)))
+        elif words & {"mask", "masks"} and (polarity := _polarity(kind, parameter.name)) is not None:
+            shows = polarity is Polarity.MAY_ATTEND
+            found.append(Hiding(parameter.name, shows, needed=required(parameter)))
+    return found
+
+
+def _polarity(kind: type[nn.Module], name: str) -> Polarity | None:
+    """What True in a mask means by its text, or where its code fills scores; None where it may be added."""
+    own, code = re.escape(name), code_of(kind)
+    if re.search(rf"\+=?\s*{own}\b", code) or any("added" in each or "-inf" in each for each in said_of(kind, name)):
+        return None
+    if (stated := documented_polarity(kind, name)) is not None:
+        return stated
+    filled = re.search(rf"masked_fill_?\(\s*(~|1\s*-\s*)?{own}\b([^,\n]*),", code)
+    if filled is None:
+        return None
+    off = filled[1] is not None or re.search(r"==\s*(?:0|False)|eq\(\s*(?:0|False)|logical_not", filled[2]) is not None
+    return Polarity.MAY_ATTEND if off else Polarity.MASKED_OUT
+
+
+def _parameters(kind: type[nn.Module]) -> list[inspect.Parameter]:
+    signature = safe_call(lambda: inspect.signature(kind.forward)).value
+    return [p for p in [*signature.parameters.values()][1:] if not is_variadic(p)] if signature else []
+
+
+def usual_call(kind: type[nn.Module], known: list[Hiding]) -> DecoderCall | None:
+    """With the names of its inputs; None where it has none of a decoder, or needs something else."""
+    needed = [p.name for p in _parameters(kind) if required(p)]
+    hiding = tuple(each for each in known if each.needed)
+    inputs = [name for name in needed if name not in {each.name for each in hiding}]
+    sources = tuple(name for name in inputs if words_of(name) & OF_SOURCE)
+    states = [name for name in inputs if name not in sources and words_of(name) & OF_DECODER]
+    if not sources or len(states) != 1 or len(inputs) != len(sources) + 1 or "states" in words_of(states[0]):
+        return None
+    return DecoderCall(states[0], sources, needed=hiding)
+
+
+def calls(kind: type[nn.Module], usual: DecoderCall, sizes: list[int]) -> Iterator[DecoderCall]:
+    """Its calls in each layout that its text leaves open, for all widths that may be meant."""
+    stated = stated_layout(kind, usual.sources[0])
+    widths = [*dict.fromkeys(each for n in sizes or WIDTHS[:1] for each in (n, 2 * n))]
+    for layout, form, pair in product([stated] if stated else LAYOUTS, HIDDEN_FORMS, product(widths, widths)):
+        yield replace(usual, layout=layout, form=form, widths=pair)
+
+
+def stated_layout(kind: type[nn.Module], name: str) -> str:
+    """The axes of the encoder outputs, by all that its text states before it gives the name to something else."""
+    code = re.split(rf"^\s*{name}\s*=[^=]", code_of(kind.forward), maxsplit=1, flags=re.MULTILINE)[0]
+    comments = [*re.findall(r"#.*", code), *documents_of(kind)]
+    own = rf"\b{name.replace('_', '[_ ]')}\b"
+    shapes = [each for text in comments for each in re.findall(rf"{own}[^\n\[(]{{0,40}}[\[(]([^\])\n]*)[\])]", text)]
+    axes = [re.split(r"[,*]| x ", shape)[:2] for shape in shapes]
+    axes += [each.split(",")[:2] for each in re.findall(rf"([\w, ]+,[\w, ]+)=\s*{name}\.(?:shape|size\(\))", code)]
+    for axis, one, other in re.findall(rf"(\w+)\s*=\s*{name}\.(?:size\(([01])\)|shape\[([01])\])", code):
+        axes.append(["", axis] if (one or other) == "1" else [axis, ""])
+    found = {layout for pair in axes if (layout := _layout(pair))}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _layout(axes: list[str]) -> str:
+    """Of its first two axes, by their words."""
+    words = [words_of(axis.strip().replace(" ", "_")) for axis in axes]
+    kinds = ["B" if each & BATCH else "S" if each & SOURCE else "" for each in words]
+    one, other = (*kinds, "", "")[:2]
+    if one == other:
+        return ""
+    return "SBE" if one == "S" or other == "B" else "BSE"
