@@ -1,12 +1,11 @@
-"""Decoder calls: how the attention of a seq2seq decoder is built and called, and what its text states of its inputs."""
+"""Decoder calls: how the attention of a seq2seq decoder is called, and what its text states of its inputs."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import product
 from typing import Any, TypeAlias
 
@@ -16,9 +15,8 @@ from torch import nn
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.documented import documented_polarity, documents_of, said_of
-from attention_conformance.implementations.discovery.modules.constructor_names import texts_compared
 from attention_conformance.implementations.discovery.probe import parts_of
-from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor, required
+from attention_conformance.implementations.discovery.signatures import is_variadic, required
 from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.conventions import Polarity
 
@@ -27,15 +25,20 @@ SAMPLES, TOKENS = 3, 7
 """Neither is the other, nor a width: an axis is told by its extent."""
 WIDTHS = (12, 8, 10, 14)
 """Those that its constructor takes, all different or all the first."""
-OF_SOURCE = {"encoder", "enc", "encoded", "memory", "annotations", "source", "src", "keys", "key", "values", "value"}
+OF_SOURCE = {"encoder", "enc", "encoded", "memory", "annotations", "source", "src", "keys", "values"}
 OF_DECODER = {"hidden", "decoder", "dec", "query", "state", "s", "h", "rnn"}
-OF_METHOD = {"method", "score", "mode", "kind", "type", "attn", "attention"}
-OF_ONES = {"layers", "directions", "heads", "head"}
-OF_OTHERS = {"dropout", "bias", "len", "length", "max", "vocab"}
 OF_COUNTS = {"lens", "lengths"}
-"""Words in the names of inputs, and of what the constructor takes."""
-HIDDEN_FORMS, LAYOUTS = ("BD", "1BD", "B1D"), ("SBE", "BSE")
-"""Axes of a decoder's hidden state, and of the encoder outputs."""
+"""Words in the names of inputs."""
+LAYOUTS = ("SBE", "BSE")
+"""Axes of the encoder outputs."""
+FORMS: Mapping[str, Callable[[torch.Tensor], Any]] = {
+    "BD": lambda hidden: hidden,
+    "1BD": lambda hidden: hidden[None],
+    "B1D": lambda hidden: hidden[:, None],
+    "hidden and cell": lambda hidden: (hidden[None], hidden[None].cos()),
+    "2BD": lambda hidden: torch.stack([hidden.cos(), hidden]),
+}
+"""Of a decoder's hidden state, by its axes: of two layers or of an LSTM, too."""
 MASK_FORMS = ("BS", "B1S", "SB")
 """Axes of a mask, the usual ones first."""
 BATCH = {"b", "bs", "bsz", "batch"}
@@ -77,7 +80,7 @@ class DecoderCall:
     Attributes:
         hidden: the parameter of the decoder's hidden state.
         sources: those of the encoder outputs.
-        form: the axes of the hidden state.
+        form: that of the hidden state, see `FORMS`.
         layout: those of the encoder outputs.
         widths: of both.
         needed: what hides tokens, and has to be given.
@@ -92,7 +95,7 @@ class DecoderCall:
 
     def __call__(self, module: nn.Module, hidden: torch.Tensor, source: torch.Tensor, **given: Any) -> Answer:
         """Of (B, D) and (B, S, E), each as the module takes it."""
-        state = {"BD": hidden, "1BD": hidden[None], "B1D": hidden[:, None]}[self.form]
+        state = FORMS[self.form](hidden)
         outputs = source.transpose(0, 1).contiguous() if self.layout == "SBE" else source
         everything = torch.ones(source.shape[:2], dtype=torch.bool, device=source.device)
         usual = {each.name: each.of(everything) for each in self.needed}
@@ -118,11 +121,11 @@ def answer_of(answered: Any, source: torch.Tensor) -> Answer:
     """The parts of an answer by the extents of their axes.
 
     Raises:
-        ValueError: it has no such part.
+        ValueError: it has no such part, or another one.
     """
     parts = [each for each in parts_of(answered) if isinstance(each, torch.Tensor) and each.is_floating_point()]
     samples, tokens, _ = source.shape
-    rows = [row for part in parts if (row := _rows(part, samples)) is not None]
+    rows = [_rows(part, samples) for part in parts]
     weights = next((row for row in rows if row.shape[1] == tokens), None)
     context = next((row for row in rows if row.shape[1] != tokens), None)
     if weights is None and context is None:
@@ -130,46 +133,18 @@ def answer_of(answered: Any, source: torch.Tensor) -> Answer:
     return Answer(weights, context, tuple(tuple(part.shape) for part in parts))
 
 
-def _rows(part: torch.Tensor, samples: int) -> torch.Tensor | None:
-    """It with a row for each sample; None where it has other axes. More than one sample is meant by two axes."""
+def _rows(part: torch.Tensor, samples: int) -> torch.Tensor:
+    """It with a row for each sample.
+
+    Raises:
+        ValueError: it has other axes, as what was broadcast has.
+    """
     axes = [extent for extent in part.shape if extent != 1]
-    if samples == 1 and len(axes) == 1:
+    if part.ndim > 3 or (samples == 1 and len(axes) != 1) or (samples > 1 and (len(axes) != 2 or samples not in axes)):
+        raise ValueError("other axes than those of samples and of one more thing")
+    if samples == 1:
         return part.reshape(1, -1)
-    if len(axes) != 2 or samples not in axes:
-        return None
     return part.reshape(axes) if axes[0] == samples else part.reshape(axes).T
-
-
-def makes(kind: type[nn.Module]) -> Iterator[tuple[partial[nn.Module], list[int], str]]:
-    """Ways to build it, each with the widths that it may have, and a text for its method."""
-    signature = safe_call(lambda: of_constructor(kind)).value
-    parameters = [p for p in signature.parameters.values() if not is_variadic(p)] if signature else []
-    texts = {p.name: _texts(kind, p) for p in parameters if _is_text(kind, p)}
-    sizes = [p.name for p in parameters if p.name not in texts and _is_size(p)]
-    usual = {p.name: 0.0 if "dropout" in words_of(p.name) else 1 for p in parameters if required(p)}
-    for chosen in product(*texts.values()):
-        named = dict(zip(texts, chosen, strict=True))
-        how = ", ".join(f"{name}={text!r}" for name, text in named.items())
-        for numbers in (WIDTHS, WIDTHS[:1] * len(WIDTHS)):
-            counted = dict(zip(sizes, numbers, strict=False))
-            if len(sizes) <= len(WIDTHS):
-                yield partial(kind, **{**usual, **counted, **named}), [*dict.fromkeys(counted.values())], how
-
-
-def _is_text(kind: type[nn.Module], parameter: inspect.Parameter) -> bool:
-    own = isinstance(parameter.default, str) or (required(parameter) and bool(texts_compared(kind, parameter.name)))
-    return own and bool(words_of(parameter.name) & OF_METHOD)
-
-
-def _texts(kind: type[nn.Module], parameter: inspect.Parameter) -> list[str]:
-    default = [parameter.default] if isinstance(parameter.default, str) else []
-    return [*dict.fromkeys([*default, *texts_compared(kind, parameter.name)])]
-
-
-def _is_size(parameter: inspect.Parameter) -> bool:
-    if words_of(parameter.name) & (OF_OTHERS | OF_ONES):
-        return False
-    return required(parameter) or (type(parameter.default) is int and parameter.default >= min(WIDTHS))
 
 
 def hidings(kind: type[nn.Module]) -> list[Hiding]:
@@ -220,7 +195,7 @@ def calls(kind: type[nn.Module], usual: DecoderCall, sizes: list[int]) -> Iterat
     """Its calls in each layout that its text leaves open, for all widths that may be meant."""
     stated = stated_layout(kind, usual.sources[0])
     widths = [*dict.fromkeys(each for n in sizes or WIDTHS[:1] for each in (n, 2 * n))]
-    for layout, form, pair in product([stated] if stated else LAYOUTS, HIDDEN_FORMS, product(widths, widths)):
+    for layout, form, pair in product([stated] if stated else LAYOUTS, FORMS, product(widths, widths)):
         yield replace(usual, layout=layout, form=form, widths=pair)
 
 
@@ -231,8 +206,10 @@ def stated_layout(kind: type[nn.Module], name: str) -> str:
     own = rf"\b{name.replace('_', '[_ ]')}\b"
     shapes = [each for text in comments for each in re.findall(rf"{own}[^\n\[(]{{0,40}}[\[(]([^\])\n]*)[\])]", text)]
     axes = [re.split(r"[,*]| x ", shape)[:2] for shape in shapes]
-    axes += [each.split(",")[:2] for each in re.findall(rf"([\w, ]+,[\w, ]+)=\s*{name}\.(?:shape|size\(\))", code)]
-    for axis, one, other in re.findall(rf"(\w+)\s*=\s*{name}\.(?:size\(([01])\)|shape\[([01])\])", code):
+    every = rf"^\s*([\w, ]+,[\w, ]+)=\s*{name}\.(?:shape|size\(\))(?:\[:2\])?\s*(?:#.*)?$"
+    single = rf"^\s*(\w+)\s*=\s*{name}\.(?:size\(([01])\)|shape\[([01])\])\s*(?:#.*)?$"
+    axes += [each.split(",")[:2] for each in re.findall(every, code, re.MULTILINE)]
+    for axis, one, other in re.findall(single, code, re.MULTILINE):
         axes.append(["", axis] if (one or other) == "1" else [axis, ""])
     found = {layout for pair in axes if (layout := _layout(pair))}
     return found.pop() if len(found) == 1 else ""

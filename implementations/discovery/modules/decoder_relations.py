@@ -78,21 +78,30 @@ def is_distribution(weights: torch.Tensor, axis: int) -> bool:
     return bool((weights >= 0).all()) and bool((weights.sum(axis) - 1).abs().max() < WEIGHTLESS)
 
 
-def _summed(answer: Answer, source: Array) -> Array | None:
-    """The sum of encoder outputs with the weights; None where there are none, or no context as wide."""
+def _summed(answer: Answer, source: Array) -> tuple[Array, Array] | None:
+    """The sum of encoder outputs with the weights, and the context; None where one of both cannot be it."""
     if answer.weights is None or answer.context is None or answer.context.shape[1] != source.shape[2]:
         return None
-    return np.einsum("bs,bse->be", _array(answer.weights), source)
+    return np.einsum("bs,bse->be", _array(answer.weights), source), _array(answer.context)
 
 
 def _array(tensor: torch.Tensor) -> Array:
     return np.ascontiguousarray(tensor.double().cpu().numpy())
 
 
-def _weights(rows: Array, weights: torch.Tensor | None) -> tuple[Array, Array]:
-    """The numbers of an answer in two parts: weights, which may be none, and the rest."""
-    count = 0 if weights is None else weights.shape[1]
-    return rows[:, :count], rows[:, count:]
+def _weights_of(answer: Answer) -> Array:
+    """Its weights, none of them where it returns none."""
+    return np.zeros((len(answer.numbers), 0)) if answer.weights is None else _array(answer.weights)
+
+
+def _with_weights(answer: Answer, weights: Array) -> Array:
+    """The numbers of an answer with other weights in the place of its own."""
+    return np.concatenate([weights, numbers_of(answer)[:, weights.shape[1] :]], 1)
+
+
+def _equal(expected: Array, found: Array) -> Result:
+    """What has to be, and what is returned; they are compared with each other alone."""
+    return Result(expected, others={RETURNED: Result(found)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,19 +115,18 @@ class Unmasked:
         """The numbers of the answer; its `others` have to be the same."""
         module, (hidden, source) = self.look.run.module(problem, device), self.look.inputs(problem)
         usual = self.look.answer(module, hidden, source, device)
-        rows, others = numbers_of(usual), {}
+        others = {"once more": Result(numbers_of(self.look.answer(module, hidden, source, device)))}
         if self.unordered:
             order = np.roll(np.arange(TOKENS)[::-1], 1)
-            moved_rows = numbers_of(self.look.answer(module, hidden, source[:, order].copy(), device))
-            weights, context = _weights(moved_rows, usual.weights)
+            answer = self.look.answer(module, hidden, source[:, order].copy(), device)
+            weights = _weights_of(answer)
             weights = weights[:, np.argsort(order)] if weights.size else weights
-            others["source tokens in another order"] = Result(np.concatenate([weights, context], 1))
-        if usual.weights is not None and (is_distribution(usual.weights, 1) or of_something_else(usual.weights)):
-            sums = _array(usual.weights).sum(1).round(5)
-            others["the sum of its weights over the source tokens"] = Result(
-                np.ones(SAMPLES), others={RETURNED: Result(sums)}
-            )
-        return Result(rows, others=others or {"once more": Result(rows)})
+            others["source tokens in another order"] = Result(_with_weights(answer, weights))
+        if usual.weights is not None:
+            stated = is_distribution(usual.weights, 1) or of_something_else(usual.weights)
+            sums = _array(usual.weights).sum(1).round(5) if stated else np.ones(SAMPLES)
+            others["the sum of its weights over the source tokens"] = _equal(np.ones(SAMPLES), sums)
+        return Result(numbers_of(usual), others=others)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,47 +157,44 @@ class Masked:
     def __call__(self, problem: Problem, device: str) -> Result:
         """The numbers of the answer; its `others` have to be the same, or are what each of theirs has to be."""
         module, (hidden, source) = self.look.run.module(problem, device), self.look.inputs(problem)
-        found = self._answer(module, hidden, source, device)
-        rows, others = numbers_of(found), dict(self._of_weights(module, hidden, source, found, device))
+        usual, found = self.look.answer(module, hidden, source, device), self._answer(module, hidden, source, device)
+        shown = usual.weights is not None and is_distribution(usual.weights, 1)
+        others = dict(self._of_weights(usual, found, source)) if shown else {}
         if not self.mixes:
             other = np.where(self.left[..., None], source, moved(source))
-            others["with other encoder outputs there"] = Result(numbers_of(self._answer(module, hidden, other, device)))
-        cut = safe_call(lambda: self._cut(module, hidden, source, found, device)).value
-        if cut is not None and not self.mixes:
-            others["each sample alone without these tokens"] = Result(cut)
-        return Result(rows, others=others or {"once more": Result(rows)})
+            answer = self._answer(module, hidden, other, device)
+            others["with other encoder outputs there"] = Result(self._numbers(answer, shown))
+            if (cut := safe_call(lambda: self._cut(module, hidden, source, device)).value) is not None:
+                others["each sample alone without these tokens"] = Result(cut)
+        return Result(self._numbers(found, shown), others=others or {"once more": Result(self._numbers(found, shown))})
 
     def _answer(self, module: nn.Module, hidden: Array, source: Array, device: str) -> Answer:
         return self.look.answer(module, hidden, source, device, (self.hiding, self.left))
 
-    def _of_weights(
-        self, module: nn.Module, hidden: Array, source: Array, found: Answer, device: str
-    ) -> Iterator[tuple[str, Result]]:
-        """Which tokens have a weight, and that the context is their sum, where both hold without a mask."""
-        usual = self.look.answer(module, hidden, source, device)
-        if usual.weights is None or found.weights is None or not is_distribution(usual.weights, 1):
-            return
-        weights = _array(found.weights)
-        seen_at = _array(usual.weights)[:, : -1 if self.hiding.needed else None]  # one off may hide the last one always
-        if (seen_at > WEIGHTY).all():
-            seen = np.where(self.left, weights > WEIGHTY, weights > WEIGHTLESS)
-            yield (
-                "which source tokens have a weight (1) and which have none (0)",
-                Result(self.left.astype(float), others={RETURNED: Result(seen.astype(float))}),
-            )
-        summed, again = (_summed(each, source) for each in (usual, found))
-        if summed is not None and again is not None and np.allclose(summed, _array(usual.context), 0, ROUNDINGS):  # type: ignore[arg-type]
-            context = _array(found.context)  # type: ignore[arg-type]
-            how = "the sum of the encoder outputs with its weights"
-            yield how, Result(again, others={"the context as it is returned": Result(context)})
+    def _numbers(self, answer: Answer, shown: bool) -> Array:
+        """All of it; scores, which are no weights, are anything where they are hidden."""
+        weights = _weights_of(answer)
+        return _with_weights(answer, weights if shown or not weights.size else np.where(self.left, weights, 0.0))
 
-    def _cut(self, module: nn.Module, hidden: Array, source: Array, found: Answer, device: str) -> Array:
+    def _of_weights(self, usual: Answer, found: Answer, source: Array) -> Iterator[tuple[str, Result]]:
+        """Which tokens have a weight, and that the context is their sum, where both hold without a mask."""
+        one_off = -1 if self.hiding.needed else None  # which may hide the last one always
+        weights, all_seen = _weights_of(found), (_weights_of(usual)[:, :one_off] > WEIGHTY).all()
+        seen = np.where(self.left, weights > WEIGHTY, weights > WEIGHTLESS) if all_seen else self.left
+        yield "which source tokens have a weight (1) and which have none (0)", _equal(self.left * 1.0, seen * 1.0)
+        if (sums := _summed(found, source)) is not None and (before := _summed(usual, source)) is not None:
+            summed, context = sums if np.allclose(*before, 0, ROUNDINGS) else sums[:1] * 2
+            yield "the sum of the encoder outputs with its weights", _equal(summed, context)
+
+    def _cut(self, module: nn.Module, hidden: Array, source: Array, device: str) -> Array:
         """The numbers of each sample alone, whose hidden tokens are not there; their weights are 0."""
         alone = []
         for sample, count in enumerate(LEFT):
             one = slice(sample, sample + 1)
             answer = self.look.answer(module, hidden[one], source[one, :count].copy(), device)
-            weights, context = _weights(numbers_of(answer), answer.weights)
-            lacking = 0 if found.weights is None else TOKENS - count
-            alone.append(np.concatenate([weights, np.zeros((1, lacking)), context], 1))
+            weights = _weights_of(answer)
+            lacking = TOKENS - count if weights.size else 0
+            alone.append(
+                np.concatenate([weights, np.zeros((1, lacking)), numbers_of(answer)[:, weights.shape[1] :]], 1)
+            )
         return np.concatenate(alone)

@@ -98,7 +98,7 @@ class f(nn.Module):
         elif self.method != "dot":
             raise ValueError(method)
 
-    def forward(self, hidden, encoder_outputs):
+    def forward(self, hidden, encoder_outputs):  # encoder_outputs: (S, B, D)
         if self.method == "concat":
             both = torch.cat([hidden.expand(len(encoder_outputs), -1, -1), encoder_outputs], 2)
             energies = (self.attn(both).tanh() * self.v).sum(2){of_concat}
@@ -155,7 +155,7 @@ def test_what_hides_source_tokens_hides_them(
     assert bool(failing(made, "modules.as-built", dtype="float64")) is wrong
 
 
-@pytest.mark.parametrize("of_concat", ["", ".mul(len(hidden[0]))"])
+@pytest.mark.parametrize("of_concat", ["", ".mul(encoder_outputs.shape[1])"])
 def test_each_method_is_judged(make: Make, of_concat: str) -> None:
     made = judged(make, METHODS.format(of_concat=of_concat))
     assert {"method='concat'", "method='dot'"} <= contexts(made)
