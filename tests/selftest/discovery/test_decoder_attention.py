@@ -3,8 +3,11 @@
 import pytest
 
 from attention_conformance.implementations.api.contract import Implementation
+from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.candidates import candidate
 from attention_conformance.spec.features import Feature
+from attention_conformance.tests.harness.run.runner import run
+from attention_conformance.tests.report.verdict import Status
 from attention_conformance.tests.selftest.discovery.making import Make, failing, refused
 
 ADDITIVE = """
@@ -24,13 +27,13 @@ class f(nn.Module):
         scores = self.v(torch.tanh(self.attn(torch.cat([repeated, encoder_outputs], -1)))).squeeze(-1)
         if mask is not None:
             scores = {masked}
-        weights = scores.softmax({axis})
+        weights = {weights}
         return {returned}
 """
 PARTS = {
     "batch_first": "permute(1, 0, 2)",
     "masked": "scores.masked_fill(mask == 0, -1e10)",
-    "axis": "1",
+    "weights": "scores.softmax(1)",
     "returned": "(weights[:, None] @ encoder_outputs).squeeze(1), weights",
 }
 RIGHT = [
@@ -44,7 +47,8 @@ WRONG = [
     ({"masked": "scores.masked_fill(mask == 0, -1e-10)"}, "where 'mask' hides source tokens"),
     ({"masked": "scores.masked_fill(mask != 0, -1e10)"}, "where 'mask' hides source tokens"),
     ({"masked": "scores * mask"}, "where 'mask' hides source tokens"),
-    ({"axis": "0"}, "the sum of its weights over the source tokens"),
+    ({"weights": "scores.softmax(0)"}, "each sample alone"),
+    ({"weights": "scores[:, None].softmax(1).squeeze(1)"}, "the sum of its weights over the source tokens"),
     ({"batch_first": "view(batch, src_len, -1)"}, "each sample alone"),
 ]
 GENERAL = """
@@ -118,6 +122,30 @@ class f(nn.Module):
         weights = F.softmax(scores, dim=-1)
         return torch.bmm(weights, keys), weights
 """
+STATES = ["hidden[0][-1]", "hidden[-1]", "hidden.mean(0) + hidden[1]"]
+OF_STATE = """
+class f(nn.Module):
+    def __init__(self, hidden_size):
+        super().__init__()
+        self.w = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, hidden, encoder_outputs):
+        # encoder_outputs: (batch, seq_len, hidden)
+        p = torch.bmm(encoder_outputs, self.w({state}).unsqueeze(2)).squeeze(2).softmax(1)
+        return torch.bmm(p.unsqueeze(1), encoder_outputs).squeeze(1), p
+"""
+CAPTION = """
+class f(nn.Module):
+    def __init__(self, encoder_dim, decoder_dim, attention_dim):
+        super().__init__()
+        self.of_image, self.of_state = nn.Linear(encoder_dim, attention_dim), nn.Linear(decoder_dim, attention_dim)
+        self.score = nn.Linear(attention_dim, 1)
+
+    def forward(self, encoder_out, decoder_hidden):
+        scores = self.score(F.relu(self.of_image(encoder_out) + self.of_state(decoder_hidden).unsqueeze(1))).squeeze(2)
+        alpha = scores.softmax(1)
+        return (encoder_out * alpha.unsqueeze(2)).sum(dim=1), alpha
+"""
 
 
 def judged(make: Make, text: str) -> Implementation:
@@ -142,8 +170,9 @@ def test_a_decoder_s_attention_is_not_accused(make: Make, changes: dict[str, str
 
 @pytest.mark.parametrize(("changes", "context"), WRONG)
 def test_what_is_wrong_with_it_is_named(make: Make, changes: dict[str, str], context: str) -> None:
-    made = judged(make, ADDITIVE.format(**PARTS | changes))
-    assert failing(made, "modules.as-built", dtype="float64")
+    (found,) = run(judged(make, ADDITIVE.format(**PARTS | changes)), dtypes=("float64",))
+    assert found.status is Status.FAIL
+    assert context in found.message
 
 
 @pytest.mark.parametrize(("given", "hidden", "weights", "wrong"), HIDING)
@@ -160,6 +189,25 @@ def test_each_method_is_judged(make: Make, of_concat: str) -> None:
     made = judged(make, METHODS.format(of_concat=of_concat))
     assert {"method='concat'", "method='dot'"} <= contexts(made)
     assert bool(failing(made, "modules.as-built", dtype="float64")) is bool(of_concat)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_state_may_be_that_of_an_lstm_or_of_layers(make: Make, state: str) -> None:
+    assert not failing(judged(make, OF_STATE.format(state=state)), "modules.as-built", dtype="float64")
+
+
+def test_where_no_layout_is_stated_the_one_that_holds_is_taken(make: Make) -> None:
+    """An image's features come first here; taken for tokens first, they would be broadcast."""
+    assert not failing(judged(make, CAPTION), "modules.as-built", dtype="float64")
+
+
+@pytest.mark.parametrize("text", ["coverage", "heads"])
+def test_what_is_no_decoder_s_stays_refused(make: Make, text: str) -> None:
+    coverage = QUERIED.replace("query, keys", "query, keys, coverage")
+    heads = QUERIED.replace("self, hidden_size", "self, hidden_size, heads")
+    refused(make, coverage if text == "coverage" else heads)
+    made = safe_call(lambda: candidate("mine.py:f", {}, in_part=True)).value
+    assert made is None or "decoder" not in made.about
 
 
 def test_a_query_and_keys_are_a_decoder_s(make: Make) -> None:
