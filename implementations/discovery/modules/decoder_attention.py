@@ -60,6 +60,9 @@ OF_OTHERS = {"dropout", "bias", "len", "length", "max", "vocab"}
 OF_NO_ORDER = re.compile(r"seq\w*|src\w*|\w*_len\w*|relu|\bt?anh|first|row", re.IGNORECASE)
 """What looks like words for an order of tokens, and states none."""
 
+OF_TRAINING = re.compile(r"drop|batch_?norm|\btraining\b|noise|rand", re.IGNORECASE)
+"""What its text, or the name of a part, has where it may answer otherwise in training mode."""
+
 
 def decoder_attention(name: str, kind: object, refused: TargetError, device: str) -> Implementation | None:
     """The class, with no claims but relations of its answers; None where it is none of these, or cannot be called."""
@@ -97,7 +100,8 @@ def _runs(kind: type[nn.Module], problem: Problem, device: str) -> Iterator[tupl
         looks = [Look(run, call) for call in calls(kind, usual, sizes)] if module is not None else []
         if module is not None and (look := _chosen(looks, module, problem, device)) is not None:
             done.add(how)
-            yield how, _judged(look, kind, module, known, problem, device)
+            judged = _judged(look, kind, module, known, problem, device)
+            yield from () if judged is None else [(how, judged)]
 
 
 def _makes(kind: type[nn.Module]) -> Iterator[tuple[partial[nn.Module], list[int], str]]:
@@ -192,9 +196,9 @@ def _seen(look: Look, module: nn.Module, problem: Problem, device: str) -> tuple
 
 def _judged(
     look: Look, kind: type[nn.Module], module: nn.Module, known: list[Hiding], problem: Problem, device: str
-) -> AsBuilt:
-    """The run with all relations that can be looked at."""
-    drops = any(getattr(part, "p", 0.0) for part in module.modules() if "drop" in type(part).__name__.lower())
+) -> AsBuilt | None:
+    """The run with all relations that can be looked at; None where it raises."""
+    named = " ".join([text_of(kind), *(type(part).__name__ for part in module.modules())])
     call = AnyAxes(_Numbers(look.call))  # type: ignore[arg-type]
     ordered = ORDERED.search(OF_NO_ORDER.sub("", text_of(kind))) or mixes_tokens(module)
     relations: dict[str, Run] = {"of its source tokens": Unmasked(look, not ordered)}
@@ -206,5 +210,5 @@ def _judged(
         if first is not None:
             relations[f"where {hiding.name!r} hides source tokens"] = first
     usable = {how: each for how, each in relations.items() if not safe_call(partial(each, problem, device)).error}
-    run = replace(look.run, call=call, otherwise=usable, trained=not drops)
-    return run if not safe_call(partial(run, problem.fresh(), device)).error else replace(run, trained=False)
+    run = replace(look.run, call=call, otherwise=usable, trained=not OF_TRAINING.search(named))
+    return None if safe_call(partial(run, problem.fresh(), device)).error else run

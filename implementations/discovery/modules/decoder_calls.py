@@ -41,6 +41,8 @@ FORMS: Mapping[str, Callable[[torch.Tensor], Any]] = {
 """Of a decoder's hidden state, by its axes: of two layers or of an LSTM, too."""
 MASK_FORMS = ("BS", "B1S", "SB")
 """Axes of a mask, the usual ones first."""
+ADDED = re.compile(r"\badd(?:ed|itive)\b|-inf", re.IGNORECASE)
+"""Words for a mask of numbers that are added to scores."""
 BATCH = {"b", "bs", "bsz", "batch"}
 SOURCE = {"s", "t", "l", "src", "seq", "len", "length", "max", "time", "timestep", "timesteps", "steps", "source"}
 """Words for axes."""
@@ -113,8 +115,8 @@ class Answer:
 
     @property
     def numbers(self) -> torch.Tensor:
-        """All of it, (B, S + C)."""
-        return torch.cat([each for each in (self.weights, self.context) if each is not None], 1)
+        """All of it, (B, S + C), in float64, whatever the module computes in."""
+        return torch.cat([each.double() for each in (self.weights, self.context) if each is not None], 1)
 
 
 def answer_of(answered: Any, source: torch.Tensor) -> Answer:
@@ -163,7 +165,7 @@ def hidings(kind: type[nn.Module]) -> list[Hiding]:
 def _polarity(kind: type[nn.Module], name: str) -> Polarity | None:
     """What True in a mask means by its text, or where its code fills scores; None where it may be added."""
     own, code = re.escape(name), code_of(kind)
-    if re.search(rf"\+=?\s*{own}\b", code) or any("added" in each or "-inf" in each for each in said_of(kind, name)):
+    if re.search(rf"\+=?\s*{own}\b", code) or any(map(ADDED.search, said_of(kind, name))):
         return None
     if (stated := documented_polarity(kind, name)) is not None:
         return stated
@@ -192,11 +194,16 @@ def usual_call(kind: type[nn.Module], known: list[Hiding]) -> DecoderCall | None
 
 
 def calls(kind: type[nn.Module], usual: DecoderCall, sizes: list[int]) -> Iterator[DecoderCall]:
-    """Its calls in each layout that its text leaves open, for all widths that may be meant."""
+    """Its calls in each layout that its text leaves open, for all widths that may be meant.
+
+    A mask that it needs may be the other way round than is stated: then all tokens are hidden where none should be.
+    """
     stated = stated_layout(kind, usual.sources[0])
     widths = [*dict.fromkeys(each for n in sizes or WIDTHS[:1] for each in (n, 2 * n))]
-    for layout, form, pair in product([stated] if stated else LAYOUTS, FORMS, product(widths, widths)):
-        yield replace(usual, layout=layout, form=form, widths=pair)
+    turned = tuple(each if each.shows is None else replace(each, shows=not each.shows) for each in usual.needed)
+    for needed in dict.fromkeys((usual.needed, turned)):
+        for layout, form, pair in product([stated] if stated else LAYOUTS, FORMS, product(widths, widths)):
+            yield replace(usual, layout=layout, form=form, widths=pair, needed=needed)
 
 
 def stated_layout(kind: type[nn.Module], name: str) -> str:

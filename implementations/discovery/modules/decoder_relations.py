@@ -56,7 +56,7 @@ class Look:
 
 
 def numbers_of(answer: Answer) -> Array:
-    return answer.numbers.double().cpu().numpy()
+    return answer.numbers.cpu().numpy()
 
 
 def moved(source: Array) -> Array:

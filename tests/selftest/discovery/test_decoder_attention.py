@@ -42,6 +42,8 @@ RIGHT = [
     {"returned": "weights"},
     {"returned": "weights[:, None] @ encoder_outputs"},
     {"returned": "scores"},
+    {"returned": "weights.float()"},
+    {"weights": "F.dropout(scores.softmax(1), 0.1, self.training)"},
 ]
 WRONG = [
     ({"masked": "scores.masked_fill(mask == 0, -1e-10)"}, "where 'mask' hides source tokens"),
@@ -74,16 +76,19 @@ class f(nn.Module):
 """
 PADDING = {
     "name": "src_mask",
-    "documented": "src_mask: (B, S), True for padding",
+    "documented": "src_mask: (B, S), True where padded",
     "default": "=None",
     "given": "src_mask is not None",
 }
+NEEDED = PADDING | {"default": "", "given": "True"}
 LENGTHS = {"name": "src_lengths", "documented": "src_lengths: (B,)", "default": "", "given": "True"}
 HIDING = [
     (PADDING, "src_mask", "", False),
     (PADDING, "src_mask", ", p", False),
     (PADDING, "~src_mask", "", True),
     (PADDING, "~src_mask", ", p", True),
+    (NEEDED, "src_mask", ", p", False),
+    (NEEDED, "~src_mask", ", p", True),
     (LENGTHS, "at >= src_lengths[:, None]", "", False),
     (LENGTHS, "at >= src_lengths[:, None]", ", p", False),
     (LENGTHS, "at > src_lengths[:, None]", "", True),
