@@ -210,9 +210,9 @@ def stated_layout(kind: type[nn.Module], name: str) -> str:
     """The axes of the encoder outputs, by all that its text states before it gives the name to something else."""
     code = re.split(rf"^\s*{name}\s*=[^=]", code_of(kind.forward), maxsplit=1, flags=re.MULTILINE)[0]
     comments = [*re.findall(r"#.*", code), *documents_of(kind)]
-    own = rf"\b{name.replace('_', '[_ ]')}\b"
+    own = rf"(?<!of )(?<!over )\b{name.replace('_', '[_ ]')}\b"
     shapes = [each for text in comments for each in re.findall(rf"{own}[^\n\[(]{{0,40}}[\[(]([^\])\n]*)[\])]", text)]
-    axes = [re.split(r"[,*]| x ", shape)[:2] for shape in shapes]
+    axes = [split[:2] for shape in shapes if len(split := re.split(r"[,*]| x ", shape)) > 2]
     every = rf"^\s*([\w, ]+,[\w, ]+)=\s*{name}\.(?:shape|size\(\))(?:\[:2\])?\s*(?:#.*)?$"
     single = rf"^\s*(\w+)\s*=\s*{name}\.(?:size\(([01])\)|shape\[([01])\])\s*(?:#.*)?$"
     axes += [each.split(",")[:2] for each in re.findall(every, code, re.MULTILINE)]

@@ -1,14 +1,18 @@
 """The attention of seq2seq decoders: judged by relations between its own answers, in whatever layout it takes."""
 
+from pathlib import Path
+
 import pytest
 
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.candidates import candidate
+from attention_conformance.implementations.discovery.modules.decoder_calls import stated_layout
+from attention_conformance.implementations.discovery.targets.loading import load_target
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make, failing, refused
+from attention_conformance.tests.selftest.discovery.making import START, Make, failing, refused, write
 
 ADDITIVE = """
 class f(nn.Module):
@@ -213,6 +217,26 @@ def test_what_is_no_decoder_s_stays_refused(make: Make, text: str) -> None:
     refused(make, coverage if text == "coverage" else heads)
     made = safe_call(lambda: candidate("mine.py:f", {}, in_part=True)).value
     assert made is None or "decoder" not in made.about
+
+
+@pytest.mark.parametrize(
+    ("line", "stated"),
+    [
+        ("# encoder_outputs: what was read (seq_len x batch x hidden)", "SBE"),
+        ("batch_size, seq_len, _ = encoder_outputs.size()", "BSE"),
+        ("src_len = encoder_outputs.shape[0]", "SBE"),
+        ("# weights of encoder_outputs (batch, src_len, 1)", ""),
+        ("S, B = encoder_outputs.size(0), encoder_outputs.size(1)", ""),
+        ("encoder_outputs = encoder_outputs.permute(1, 0, 2)  # encoder_outputs = [batch, src, dim]", ""),
+    ],
+)
+def test_a_layout_is_stated_before_it_is_changed(tmp_path: Path, line: str, stated: str) -> None:
+    text = (
+        f"class f(nn.Module):\n    def forward(self, hidden, encoder_outputs):\n        {line}\n        return hidden\n"
+    )
+    kind = load_target(f"{write(tmp_path, 'mine.py', START + text)}:f")
+    assert isinstance(kind, type)
+    assert stated_layout(kind, "encoder_outputs") == stated
 
 
 def test_a_query_and_keys_are_a_decoder_s(make: Make) -> None:
