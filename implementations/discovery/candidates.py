@@ -104,6 +104,7 @@ def _in_relations(name: str, loaded: object, refused: TargetError, device: str) 
     if not torch:
         return None
     from attention_conformance.implementations.discovery.functions.needed_arrays import with_needed_arrays
+    from attention_conformance.implementations.discovery.modules.decoder_attention import decoder_attention
     from attention_conformance.implementations.discovery.modules.relations_alone import relations_alone  # imports torch
     from attention_conformance.implementations.discovery.modules.squares_alone import square_alone
 
@@ -112,6 +113,7 @@ def _in_relations(name: str, loaded: object, refused: TargetError, device: str) 
         runs = (safe_call(partial(relations_alone, name, kind, refused, device)).value for kind in kinds)
         return next((run for run in runs if run is not None), None)
     square = safe_call(lambda: square_alone(name, loaded)).value
+    square = square or safe_call(lambda: decoder_attention(name, loaded, refused, device)).value
     return square or safe_call(lambda: relations_alone(name, with_parameters(loaded), refused, device)).value
 
 
