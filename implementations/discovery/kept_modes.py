@@ -20,6 +20,8 @@ OTHERS = {
     Feature.CAUSAL: replace(PLAIN, causal=True),
 }
 """What else hides keys: by indices, perhaps, which vmap knows nothing of."""
+LANES = {feature: case.sized(batch=6) for feature, case in {**KINDS, **OTHERS}.items()}
+"""As many samples as `modules.vmap` takes apart, so that several are left in each lane."""
 
 
 def promised_modes(modes: Callable[..., Modes], check: ClaimCheck) -> tuple[Modes, list[str]]:
@@ -41,7 +43,7 @@ def function_modes(modes: Callable[..., Modes], check: ClaimCheck) -> Modes:
         check: its claims.
     """
     kept = _without_raising(modes(Feature.AUTOCAST), partial(_any_error, check))[0]
-    kept |= _without_raising(modes(Feature.VMAP), partial(_any_error, check, kinds={**KINDS, **OTHERS}))[0]
+    kept |= _without_raising(modes(Feature.VMAP), partial(_any_error, check, kinds=LANES))[0]
     logs = {Feature.LOG_SUM_EXP, Feature.GRADIENTS} <= check.claims.features
     wanted = modes(Feature.LOG_SUM_EXP_GRADIENT) if logs else {}
     return kept | _without_raising(wanted, partial(check.error_of, gradients=True))[0]

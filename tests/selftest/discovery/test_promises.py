@@ -161,6 +161,11 @@ def right(query, key, value, attn_mask=None):
 def maskless_in_autocast(query, key, value, attn_mask=None):
     return right(query, key, value, None if torch.is_autocast_enabled("cpu") else attn_mask)
 
+def leaving_torch(query, key, value, attn_mask=None):
+    if query.ndim == 4 and len(query) > 2:
+        query.sum().item()
+    return right(query, key, value, attn_mask)
+
 LEAST = -torch.inf
 """
 
@@ -171,8 +176,9 @@ LEAST = -torch.inf
         ("f = right", {Feature.AUTOCAST, Feature.VMAP}, set()),
         ("f = maskless_in_autocast", {Feature.AUTOCAST, Feature.VMAP}, {"modules.autocast"}),
         ("f, LEAST = right, torch.finfo(torch.float32).min", {Feature.VMAP}, set()),
+        ("f = leaving_torch", {Feature.AUTOCAST}, set()),
     ],
-    ids=["a usual function", "one that is wrong there", "one that raises there"],
+    ids=["a usual function", "one that is wrong there", "one that raises there", "one that raises in lanes of samples"],
 )
 def test_functions_are_judged_in_autocast_and_vmap(
     make: Make, body: str, claimed: set[Feature], failed: set[str]
