@@ -88,9 +88,9 @@ class Scores:
         low, high = np.log(CAPS[0]), np.log(CAPS[-1])
         for _ in range(6):
             tried = np.linspace(low, high, POINTS)
-            at = int(np.argmin([self.off(float(np.exp(each))) for each in tried]))
+            at = int(np.argmin([self.off(math.exp(each)) for each in tried]))
             low, high = tried[max(at - 1, 0)], tried[min(at + 1, POINTS - 1)]
-        best = float(np.exp((low + high) / 2))
+        best = math.exp((low + high) / 2)
         rounded = [float(f"{best:.{digits}g}") for digits in ((1, 2, 3) if self.allowed > HALF else (3,))]
         return next(filter(self.fits, rounded), rounded[-1])
 

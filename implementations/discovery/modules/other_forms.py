@@ -199,9 +199,9 @@ def _factor(check: ClaimCheck, problem: Problem) -> float:
         low, high = (math.log(each) for each in SCALES)
         for _ in range(TIMES):
             tried = np.linspace(low, high, POINTS)
-            at = int(np.argmin([off(float(np.exp(each)), causal) for each in tried]))
+            at = int(np.argmin([off(math.exp(each), causal) for each in tried]))
             low, high = tried[max(at - 1, 0)], tried[min(at + 1, POINTS - 1)]
-        best = float(np.exp((low + high) / 2))
+        best = math.exp((low + high) / 2)
         explained = off(best, causal) < EXPLAINED * float(np.abs(got).max())
         if explained and not math.isclose(best, 1.0, rel_tol=SAME_FACTOR):
             return best
