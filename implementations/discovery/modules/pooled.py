@@ -105,9 +105,9 @@ class Hidden:
 
     def _hidden(self, x: Array) -> Array:
         tokens = np.arange(x.shape[1])
-        hidden = (tokens + np.arange(len(x))[:, None]) % 3 == 1
-        between: Array = (tokens > 0) & (tokens < x.shape[1] - 1)
-        return np.logical_and(hidden, between)
+        hidden = np.equal((tokens + np.arange(len(x))[:, None]) % 3, 1)
+        first_or_last = np.isin(tokens, (0, x.shape[1] - 1))
+        return np.where(first_or_last, False, hidden)
 
 
 def pooled_tokens(
