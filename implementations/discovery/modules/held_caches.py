@@ -34,8 +34,8 @@ WIDTHS = {"dim", "d", "width", "size"}
 """Words in the names of its sizes, next to those that are known elsewhere."""
 SHOWN = (2, 5, 3, 8)
 """Samples, tokens, heads and their width, with which it is looked at."""
-ROOM = 3
-"""Tokens that its buffers have room for, and that never come."""
+ROOM = 32
+"""Its buffers have room for a multiple of so many tokens, some of which never come: JAX compiles for fewer shapes."""
 FIRST, LEAST = 2, 5
 """Tokens of the first piece, and of a sequence that is cut: the second has all others but one, as JAX traces each."""
 
@@ -81,7 +81,8 @@ class Holder:
         """
         if query.shape != key.shape or key.shape != value.shape:
             raise ValueError("what keeps the keys of each query has as many of both, and values as wide")
-        counts = (key.shape[0], key.shape[self.tokens] + ROOM, key.shape[3 - self.tokens], key.shape[3])
+        room = (key.shape[self.tokens] // ROOM + 1) * ROOM
+        counts = (key.shape[0], room, key.shape[3 - self.tokens], key.shape[3])
         own = {"dtype": key.dtype} if "dtype" in inspect.signature(self.kind).parameters else {}
         made = self.kind(**{name: counts[at] for name, at in self.sizes.items()}, **own)
         return cast("Callable[..., Any]", made if isinstance(made, nn.Module) else getattr(made, self.method))
