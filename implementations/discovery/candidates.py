@@ -182,7 +182,7 @@ def wrapped(
         return replace(made, about=f"{made.about}; {alone.about}", stated=(*made.stated, alone.about))
     try:
         made = function_candidate(name, with_inputs_first(with_options_by_position(called)), settings, device, always)
-        return with_own_gradients(_with_caches(made, device))
+        return with_own_gradients(_with_caches(made, called, device))
     except TargetError:
         needing = _with_needed_arrays(name, called, settings, device, always)
         if needing is None:
@@ -190,13 +190,14 @@ def wrapped(
         return needing
 
 
-def _with_caches(made: Implementation, device: str) -> Implementation:
-    """The candidate that is given its tokens in pieces, too, where its function takes a cache."""
+def _with_caches(made: Implementation, function: Callable[..., Any], device: str) -> Implementation:
+    """The candidate that is given its tokens in pieces, too, where its function takes or holds a cache."""
     if not torch:
         return made
     from attention_conformance.implementations.discovery.functions.cache_arguments import with_caches
+    from attention_conformance.implementations.discovery.modules.held_caches import with_pieces
 
-    return with_caches(made, device)
+    return with_pieces(with_caches(made, device), function)
 
 
 def _with_needed_arrays(
@@ -254,9 +255,10 @@ def _class_as_function(target: object) -> Callable[..., Any] | None:
     if not torch or not isinstance(target, type):
         return None
     from attention_conformance.implementations.discovery.modules.array_modules import weighs_late  # imports torch
+    from attention_conformance.implementations.discovery.modules.held_caches import with_held_cache
     from attention_conformance.implementations.discovery.modules.op_modules import as_function
     from attention_conformance.implementations.discovery.modules.passed_weights import passed_weights
     from attention_conformance.implementations.discovery.shipped.shipped_planned import as_planned
 
     late = weighs_late(target) or passed_weights(target) is not None
-    return as_planned(target) or (None if late else as_function(target))
+    return as_planned(target) or (None if late else as_function(target) or with_held_cache(target))

@@ -41,8 +41,8 @@ WIDTHS = {"dim", "size", "width", "features", "channels", "units", "embed", "emb
 """Words in the names of widths: of one head perhaps, and of any."""
 RANKS = {"rank", "latent"}
 """Words in the names of widths of what is projected twice; as wide as the inputs, one of both can be the identity."""
-OF_WINDOWS = {"window", "resolution", "ws"}
-"""Words in the names of the sides of windows and images."""
+OF_WINDOWS = {"window", "resolution", "ws", "spatial", "spacial"}
+"""Words in the names of the sides of windows and images, one of them misspelt in a class that many copy."""
 CAUSAL = {"causal", "casual"}
 """Words in the names of flags for masks, one of them misspelt."""
 OF_MODES = {"self", "cross", "encoder"}
@@ -202,11 +202,13 @@ def _choices(parameter: Parameter) -> tuple[Size | None, ...]:
     if size is not None or parameter.name in GROUPS:
         return (size or Size.HEADS,)
     if not required(parameter):
-        of_number = {Size.WINDOW_SIDE: OF_WINDOWS, Size.WIDTH: RANKS} if type(parameter.default) is int else {}
+        of_number = (
+            {Size.WINDOW_SIDE: OF_WINDOWS | {"feat"}, Size.WIDTH: RANKS} if type(parameter.default) is int else {}
+        )
         of_pair = {Size.WINDOW: OF_WINDOWS, Size.WINDOW_SIDES: OF_WINDOWS} if _is_pair(parameter.default) else {}
         found = [each for each, names in (of_number | of_pair).items() if words & names]
         return (None, *found) if found else ()
-    if words & OF_WINDOWS:
+    if words & OF_WINDOWS and "dims" not in words:  # which counts the axes of an image
         return (Size.WINDOW, *SQUARES, Size.LENGTH)
     if words & ROTARY:
         return (Size.TURNS, *ROTATIONS[:2]) if words & {"freqs", "cis"} else ROTATIONS

@@ -379,6 +379,8 @@ def settled(
         raise TargetError(
             f"its output has one token where its input has {tokens}: attention from one alone is not judged"
         )
+    if shapes and len(shapes[0]) == 2 and 2 in shapes[0]:
+        raise TargetError("its output has no axis of tokens: what pools them is not judged as attention of each")
     named_parts = not isinstance(outcome.value, tuple | torch.Tensor)
     if not places:
         return replace(call, named_parts=named_parts and len(shapes) > 1)

@@ -80,7 +80,7 @@ class MaskedSamples:
 def masked_samples(make: Constructor, call: ModuleCall, problem: Problem, device: str) -> Mapping[str, MaskedSamples]:
     """What can be looked at of its masks, by a text for messages: the first form of each that has an effect."""
     found = {}
-    for name in () if call.spatial else _names(make):
+    for name in () if call.spatial else names_of_masks(make):
         forms = (MaskedSamples(make, call, name, axes) for axes in AXES)
         if (first := next((each for each in forms if _is_of_samples(each, problem, device)), None)) is not None:
             found[f"{TOGETHER} in {name}"] = first
@@ -93,7 +93,8 @@ def _is_of_samples(run: MaskedSamples, problem: Problem, device: str) -> bool:
     return bool(acts) and not safe_call(partial(run, problem.fresh(), device)).error
 
 
-def _names(make: Constructor) -> Iterator[str]:
+def names_of_masks(make: Constructor) -> Iterator[str]:
+    """The parameters of its forward that take masks of tokens, by their names."""
     for parameter in parameters_of(make.kind):
         option = KNOWN_NAMES.get(parameter.name)
         if is_open_mask(parameter.name) or option in ("bool_mask", "key_padding_mask"):

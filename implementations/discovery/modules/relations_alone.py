@@ -29,6 +29,7 @@ from attention_conformance.implementations.discovery.modules.harder_inputs impor
 from attention_conformance.implementations.discovery.modules.masked_samples import masked_samples
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
 from attention_conformance.implementations.discovery.modules.narrow_scores import NarrowScores, narrow_scores
+from attention_conformance.implementations.discovery.modules.pooled import pooled_tokens
 from attention_conformance.implementations.discovery.modules.promises import text_of
 from attention_conformance.implementations.discovery.modules.same_function import dropout_in_evaluation
 from attention_conformance.implementations.discovery.modules.tried_calls import tried_calls
@@ -201,8 +202,10 @@ def _run(make: Constructor, module: nn.Module, call: ModuleCall, tokens: int, de
                 masked = masked_samples(make, each, problem, device)
                 whole = narrow_scores(make, run.call, problem, device)
                 dropped = dropout_in_evaluation(make, run, problem, device)
-                run = replace(run, otherwise={**run.otherwise, **masked, **whole, **dropped})
-                return run if run.otherwise or run.pieces or run.trained or run.causal else None
+                pools = isinstance(run.call, AnyAxes)
+                pooled = pooled_tokens(make, run, each, text_of(make.kind), ORDERED, problem) if pools else {}
+                run = replace(run, otherwise={**run.otherwise, **masked, **whole, **dropped, **pooled})
+                return run if pools or run.otherwise or run.pieces or run.trained or run.causal else None
     return None
 
 

@@ -41,7 +41,7 @@ OF_WIDTHS = {
 OF_LAYERS = {"norm", "act", "activation", "layer", "fn", "func", "function", "module", "cls", "proj", "projection"}
 OF_PARTS = {"attention", "attn", "inner", "core", "attend", "encoding", "embedding", "pos"}
 OF_PLACES = {"idx", "index", "id", "level", "stage", "shift", "i", "block", "number", "num"}
-OF_SIDES = {"window", "resolution", "ws", "grid", "shape", "patch", "patches", "feat"}
+OF_SIDES = {"window", "resolution", "ws", "grid", "shape", "patch", "patches", "feat", "spatial", "spacial"}
 LEAST_WIDTH = 16
 """Smaller numbers count something else."""
 FIXED = (Size.WIDTH, Size.HEADS, Size.HEAD_WIDTH)
