@@ -16,10 +16,12 @@ from attention_conformance.implementations.adapters.results import output_of
 from attention_conformance.implementations.adapters.tensors import tensors, to_array
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.documented import documented_polarity
+from attention_conformance.implementations.discovery.documented import documented_polarity, said_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
 from attention_conformance.implementations.discovery.modules.masked_samples import names_of_masks
+from attention_conformance.implementations.discovery.modules.own_cache import parameters_of
+from attention_conformance.implementations.discovery.vocabulary import words_of
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.problem import Array, Problem
 
@@ -27,6 +29,9 @@ POOLED = re.compile(
     r"\w*pool\w*|\w*latent\w*|nn\.Conv[12]d|self\.conv\w*|\bcls\w*|\[:, ?(?:-?1?:?|0|:1)(?=[\],])", re.IGNORECASE
 )
 """What the text of such a class has for what it is: learned queries, and the first or last token."""
+OF_LENGTHS = {"len", "lens", "length", "lengths"}
+COUNTED = re.compile(r"\bnumbers? of\b|\b(?:valid|real) (?:frames|tokens|steps|time)\b", re.IGNORECASE)
+"""Words for lengths that are counts, and no shares of the longest one."""
 RECURRENT = ("lstm", "gru", "rnn", "mixer", "shift")
 IN_ORDER, HIDDEN = "with its tokens in another order", "where its {} hides tokens"
 
@@ -75,18 +80,18 @@ class Unordered:
 
 @dataclass(frozen=True, eq=False)
 class Hidden:
-    """One whose mask hides tokens, never the first and the last.
+    """One whose mask or lengths hide tokens, never the first; a mask never the last.
 
     Attributes:
         pooled: the module.
-        name: of the mask, (B, L).
-        seen: what stands there for tokens that are seen.
+        name: of the mask, (B, L), or of the lengths, (B,).
+        seen: what stands in a mask for tokens that are seen; None: these are lengths.
         unordered: whether it does not matter where the others are.
     """
 
     pooled: Pooled
     name: str
-    seen: bool
+    seen: bool | None
     unordered: bool
 
     def __call__(self, problem: Problem, device: str) -> Result:
@@ -95,7 +100,7 @@ class Hidden:
         hidden, other = self._hidden(x), x
         for token in range(x.shape[1]):
             other = np.where((hidden & (np.arange(x.shape[1]) == token))[..., None], moved_at(x, token), other)
-        mask = ~hidden if self.seen else hidden
+        mask = (~hidden).sum(1) if self.seen is None else ~hidden if self.seen else hidden
         whole, moved = (self.pooled.rows(module, problem, each, mask, self.name) for each in (x, other))
         others = {"with other tokens there": Result(moved)}
         if self.unordered:
@@ -105,6 +110,8 @@ class Hidden:
 
     def _hidden(self, x: Array) -> Array:
         tokens = np.arange(x.shape[1])
+        if self.seen is None:
+            return np.less_equal(x.shape[1] - np.arange(len(x))[:, None] % x.shape[1], tokens)
         hidden = np.equal((tokens + np.arange(len(x))[:, None]) % 3, 1)
         first_or_last = np.isin(tokens, (0, x.shape[1] - 1))
         return np.where(first_or_last, False, hidden)
@@ -125,7 +132,17 @@ def pooled_tokens(
     for name in () if call.spatial else names_of_masks(make):
         runs = _hiding(make, pooled, name, unordered, problem)
         found |= {HIDDEN.format(repr(name)): each for each in runs[:1]}
+    for name in () if call.spatial else _lengths(make.kind):
+        counts = Hidden(pooled, name, None, unordered)
+        found |= {HIDDEN.format(repr(name)): each for each in _answered(iter([counts]), problem, stated=True)}
     return found
+
+
+def _lengths(kind: object) -> Iterator[str]:
+    """The parameters of its forward that are lengths of samples, as their names and its text state."""
+    for name in (parameter.name for parameter in parameters_of(kind)):
+        if words_of(name) & OF_LENGTHS and any(map(COUNTED.search, said_of(kind, name))):
+            yield name
 
 
 def _hiding(make: Constructor, pooled: Pooled, name: str, unordered: bool, problem: Problem) -> Sequence[Hidden]:

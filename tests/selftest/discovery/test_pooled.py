@@ -47,6 +47,18 @@ class f(nn.Module):
         q, k, v = (split(each{turned}, self.h) for each in self.qkv(x).chunk(3, 1))
         return self.out(attend(q[:, :, :1], k, v)[0].transpose(1, 2).flatten(1))
 """
+COUNTED = """
+class f(nn.Module):
+    '''Pools frames with attentive weights. lengths: (B,) number of valid frames.'''
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.h, self.score = num_heads, nn.Sequential(nn.Linear(dim, 2 * dim), nn.Tanh(), nn.Linear(2 * dim, num_heads))
+    def forward(self, x, lengths=None):
+        s = self.score(x)
+        valid = torch.ones_like(s) if lengths is None else torch.arange(x.shape[1])[:, None] < lengths[:, None, None]
+        p = {weights}
+        return torch.einsum("bth,bthd->bhd", p, x.unflatten(-1, (self.h, -1))).flatten(1)
+"""
 SEEN = "seen"
 
 
@@ -57,6 +69,8 @@ SEEN = "seen"
         (LEARNED.format(keys=KEYS, meaning=SEEN), False),
         (LEARNED.format(keys=KEYS, meaning="hidden"), True),
         (LEARNED.format(keys=BY_VIEW, meaning="valid"), True),
+        (COUNTED.format(weights="s.masked_fill(valid == 0, -torch.inf).softmax(1)"), False),
+        (COUNTED.format(weights="s.softmax(1) * valid"), True),
         (IMAGE.format(axes="1"), False),
         (CHANNELS.format(turned=".mT"), False),
         (CHANNELS.format(turned=".reshape(len(x), x.shape[2], -1)"), True),
