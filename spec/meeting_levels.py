@@ -6,6 +6,7 @@ from typing import Any
 
 from attention_conformance.spec.case_options import CASE_OPTIONS
 from attention_conformance.spec.cases import Case, Layout, MaskKind, MaskShape, Padding, Pattern, Scores
+from attention_conformance.spec.covering import STORED_SHAPES
 from attention_conformance.spec.features import NOTHING, Feature
 from attention_conformance.spec.gates_and_splits import KeySplits, OutputGates
 from attention_conformance.spec.stored_keys import Codes, ScaledBy
@@ -66,7 +67,7 @@ _SIZES: tuple[Level, ...] = (
     {"d_k": 264, "d_v": 257, **ONE},
 )
 _MASKS: tuple[Level, ...] = (
-    *({"mask_shape": shape} for shape in tuple(MaskShape)[1:]),
+    *({"mask_shape": shape} for shape in tuple(MaskShape)[1:STORED_SHAPES]),
     *({"pattern": pattern} for pattern in (Pattern.ALL, Pattern.FIRST_TILE, Pattern.RULES)),
     {"mask": MaskKind.FLOAT, "mask_offset": -50.0},
     *({"padding": p} for p in (Padding.LEFT, Padding.HOLES, Padding.QUERY_LENGTHS)),
