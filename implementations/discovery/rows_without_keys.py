@@ -34,6 +34,8 @@ EMPTY_SAMPLES = (Padding.EMPTY_SAMPLE, Padding.EMPTY_LENGTHS)
 EMPTIED_BY = {Feature.BOOL_MASK: ("bool_mask", MASKED), Feature.FLOAT_MASK: ("float_mask", ADDED)}
 """The option and the case of each kind of mask."""
 NAN_OR_NUMBER = "a row without keys gets nan, and a number where there is one key"
+SUM = "a row without keys gets the sum of all values"
+"""Each weight is 1 where the lowest number fills scores, and the logarithm of how many there are is lost next to it."""
 OF_ONE_DTYPE = f"a row without keys gets {EmptyRow.UNIFORM} in float32, and another answer in float64"
 BY_MASKS = ("empty-row-bool", "empty-row-float", "empty-row-padding")
 """Conventions on rows that masks empty."""
@@ -53,6 +55,8 @@ def empty_rows_as_seen(check: ClaimCheck, masked: Case, kinds: tuple[str, ...] =
     answer = _empty_row(check, fitted)
     if answer is None and _sees_all_again(check, fitted):
         return with_keys_in_each_row(check, "a row without keys gets what it gets without the mask")
+    if answer is None and _sums_values(check, fitted, 1):
+        return with_keys_in_each_row(check, SUM)
     if answer is None:
         return check
     if answer is EmptyRow.NAN and _gives_one_key(check, empty, 1):
@@ -102,6 +106,8 @@ def empty_rows_of_each_kind(check: ClaimCheck) -> ClaimCheck:
         answer = None if isinstance(fitted, Unsupported) else _empty_row(check, fitted, row)
         if answer is EmptyRow.NAN and key in BY_MASKS and _gives_one_key(check, case, row):
             check = with_keys_in_each_row(check, NAN_OR_NUMBER)
+        elif answer is None and key in BY_MASKS and isinstance(fitted, Case) and _sums_values(check, fitted, row):
+            check = with_keys_in_each_row(check, SUM)
         elif answer is not None:
             answers[key] = answer
             check = _answering(check, answer, key)
@@ -328,8 +334,7 @@ def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | N
     if _is_of_no_values(check, problem, row):
         return None
     scoring = [name for name in ("w_q", "b_q") if name in problem.parameters] or ["query"]
-    unmasked = dict.fromkeys(("attn_mask", "key_padding_mask", "valid_lens"))
-    alike = problem.but(**unmasked, causal=False, extension=NOTHING)
+    alike = _unmasked(problem)
     equal = rows(check, alike.with_arrays({name: np.zeros_like(problem.arrays()[name]) for name in scoring}))
     by_sample = fitted.padding in EMPTY_SAMPLES
     sample, at = (-1, 0) if by_sample else (slice(None), number)
@@ -339,11 +344,26 @@ def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | N
     return EmptyRow.UNIFORM if any(near(row, each, check.dtype) for each in seen) else None
 
 
+def _unmasked(problem: Problem) -> Problem:
+    """The problem in which nothing is hidden, and there is no option."""
+    return problem.but(attn_mask=None, key_padding_mask=None, valid_lens=None, causal=False, extension=NOTHING)
+
+
+def _sums_values(check: ClaimCheck, fitted: Case, number: int) -> bool:
+    """Whether a row without keys gets the sum of all values, and no mean of them."""
+    problem = build(fitted, check.dtype).forward_only()
+    row, alike = _row(check, problem, fitted, number), _unmasked(problem)
+    level = rows(check, alike.with_arrays(levelled(alike)))
+    if row is None or level is None or fitted.sizes.key_length < 2:
+        return False
+    mean = level[-1, ..., -1, :] if fitted.padding in EMPTY_SAMPLES else level[..., -1, :]
+    return near(row, fitted.sizes.key_length * mean, check.dtype)
+
+
 def _is_of_no_values(check: ClaimCheck, problem: Problem, row: Floats) -> bool:
     """Whether it is what a module answers whose values are zeros: the bias of its output."""
     zeros = {name: np.zeros_like(problem.parameters[name]) for name in ("w_v", "b_v") if name in problem.parameters}
-    alike = problem.but(attn_mask=None, key_padding_mask=None, valid_lens=None, causal=False, extension=NOTHING)
-    outcome = check.answer(alike.with_arrays(zeros)) if zeros else None
+    outcome = check.answer(_unmasked(problem).with_arrays(zeros)) if zeros else None
     if outcome is None or outcome.error:
         return False
     return near(row, np.broadcast_to(output_of(outcome)[-1, ..., -1, :], row.shape), check.dtype)

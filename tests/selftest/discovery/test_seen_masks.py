@@ -332,3 +332,22 @@ def f(q, k, v, attn_bias=None, causal=False):
     return (s if attn_bias is None else s + attn_bias).softmax(-1) @ v
 """)
     assert failing(made, "effects.inputs", "masks.float", "causal.flag") == ({"effects.inputs"} if wrong else set())
+
+
+LOGARITHMS = """
+def f(q, k, v, {name}=None):
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    if {name} is not None:
+        s = s.masked_fill(~{name}{axes}, torch.finfo(s.dtype).min)
+    return {times}(s - s.logsumexp(-1, keepdim=True)).exp() @ v
+"""
+
+
+@pytest.mark.parametrize(("name", "axes"), [("attn_mask", ""), ("key_padding_mask", "[:, None, None]")])
+@pytest.mark.parametrize(("times", "wrong"), [("", False), ("2 * ", True)])
+def test_a_row_without_keys_may_get_the_sum_of_values(
+    make: Make, name: str, axes: str, times: str, wrong: bool
+) -> None:
+    made = make(LOGARITHMS.format(name=name, axes=axes, times=times))
+    assert "a row without keys gets the sum of all values" in made.stated
+    assert bool(failing(made, "masks.*", "scores.dot-product", dtype="float64")) is wrong
