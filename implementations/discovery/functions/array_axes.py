@@ -101,16 +101,17 @@ class Axes:
         return np.arange(self.count) if self.rows else None
 
 
-def axes_of(name: str, count: int, ranks: frozenset[int]) -> Iterator[Axes]:
+def axes_of(name: str, count: int, ranks: frozenset[int], counted: bool = False) -> Iterator[Axes]:
     """The axes that an array of this name may have, the likelier first.
 
     Args:
         name: of the parameter that takes it.
         count: a number that may be the length of one.
         ranks: how many there are, as its documentation states; none: it states nothing.
+        counted: whether that states a largest distance, so that its rows are so many, however many tokens there are.
     """
     words = {*name.lower().split("_")}
-    likelier = [group for known, groups in GROUPS if words & known for group in groups]
+    likelier = [OF_COUNT] * counted + [group for known, groups in GROUPS if words & known for group in groups]
     for group in dict.fromkeys((*likelier, *EVERY)):
         for letters in group:
             if not ranks or len(letters) in ranks:

@@ -231,13 +231,14 @@ def _forms(
 ) -> Iterator[tuple[NeededArrays, Any]]:
     """The function with axes for its arrays, in its layout, and an input that it takes."""
     ranks = {name: _documented_ranks(function, name) for name in arrays}
+    counted = {name: any("max" in shape for shape in _documented_shapes(function, name)) for name in arrays}
     for layout, kind in product(LAYOUTS, _kinds(function)):
         input_axes = InputAxes(layout.index("H") if "H" in layout else None, layout.index("L") - len(layout))
         found = False
         for count, filled in product(_counts(signature, numbers), islice(product(*known.values()), MOST_FILLED)):
             given = dict(zip(known, filled, strict=True))
             empty = NeededArrays(SeveralNeeded(function, given, input_axes) if given else function, {}, numbers, layout)
-            choices = {name: [*axes_of(name, count, ranks[name])] for name in arrays}
+            choices = {name: [*axes_of(name, count, ranks[name], counted[name])] for name in arrays}
             for made in _answered(empty, choices, partial(of_this_kind, kind)):
                 found = True
                 yield from ((each, of_this_kind(kind, (1, 1))) for each in made.in_both_orders())
@@ -310,9 +311,14 @@ def _counts(signature: inspect.Signature, numbers: Mapping[str, int]) -> tuple[i
 
 def _documented_ranks(function: object, name: str) -> frozenset[int]:
     """How many axes an array has, as a shape in brackets after its name states."""
+    found = [shape for shape in _documented_shapes(function, name) if "," in shape]
+    return frozenset(len([each for each in shape.split(",") if each.strip()]) for shape in found)
+
+
+def _documented_shapes(function: object, name: str) -> list[str]:
+    """What stands in brackets after its name."""
     text = inspect.getdoc(function) or ""
-    found = re.findall(rf"\b{re.escape(name)}\b[^()\[\]\n]{{0,60}}[(\[]([^()\[\]]*)[)\]]", text)
-    return frozenset(len([each for each in shape.split(",") if each.strip()]) for shape in found if "," in shape)
+    return re.findall(rf"\b{re.escape(name)}\b[^()\[\]\n]{{0,60}}[(\[]([^()\[\]]*)[)\]]", text)
 
 
 def _as_module(form: NeededArrays, x: Any) -> type[nn.Module]:
