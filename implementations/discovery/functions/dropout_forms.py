@@ -9,6 +9,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from attention_conformance.implementations.api.global_state import torch_seeded
 from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
 from attention_conformance.implementations.discovery.functions.generators import (
@@ -111,7 +113,21 @@ def with_dropout_form(function: Callable[..., Any]) -> DropoutForm | None:
         DropoutForm(function, named[0].name, layer, mode, generator, maker)
         for layer, maker in product((False, True), makers)
     )
-    return next((form for form in forms if _drops(form)), None)
+    found = next((form for form in forms if _drops(form)), None)
+    return None if found is not None and generator and _shares(found) else found
+
+
+def _shares(form: DropoutForm) -> bool:
+    """Whether all samples, heads or queries share a choice, as flax's functions do by default: no name tells which."""
+    return any(_shares_in(form, x) for axis in range(3) for x in of_each_kind(SIZE[axis:]))
+
+
+def _shares_in(form: DropoutForm, x: Any) -> bool:
+    """The same by how many weights are kept, which values of 1 and equal scores show in any layout."""
+    with torch_seeded(1), numpy_seeded(1):
+        counts = safe_call(partial(form, 0 * x, 0 * x, 0 * x + 1, dropout_p=RATE)).value
+    kept = np.asarray(first_part(counts), float) if counts is not None else np.zeros(())
+    return any(bool((kept == kept.take([0], axis)).all()) for axis in range(kept.ndim - 1))
 
 
 def _names_rate(parameter: inspect.Parameter) -> bool:

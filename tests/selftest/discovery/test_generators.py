@@ -73,6 +73,14 @@ def test_dropout_of_jax_is_judged_with_a_key(make: Make, kept: str, wrong: bool)
     assert failing(made, *CLAUSES) == ({"dropout.rate"} if wrong else set())
 
 
+@pytest.mark.parametrize("shared", ["1, *p.shape[1:]", "*p.shape[:-2], 1, p.shape[-1]"])
+def test_a_choice_that_samples_or_queries_share_is_not_judged(make: Make, shared: str) -> None:
+    pytest.importorskip("jax", reason="JAX is not installed: pip install '.[jax]'")
+    made = make(OF_JAX.format(kept="1 - dropout_rate").replace("p.shape)", f"({shared}))"))
+    assert Feature.DROPOUT not in made.claims
+    assert not failing(made, "scores.dot-product")
+
+
 @pytest.mark.parametrize(
     ("name", "generator"),
     [
