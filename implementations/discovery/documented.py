@@ -220,9 +220,15 @@ def _polarity(match: re.Match[str]) -> Polarity:
 def said_of(target: object, name: str) -> list[str]:
     """The paragraphs of its documentation and comments that name the mask: a line with those that go on with it."""
     documents = documents_of(target)
-    comments = [line for line in _comments(target) if not OF_OTHERS.search(line)]
+    comments = [line for line in (*_comments(target), *_of_condition(target, name)) if not OF_OTHERS.search(line)]
     paragraphs = [part for text in documents for part in paragraphs_of(text)]
     return [part for part in (*paragraphs, *comments) if re.search(rf"\b{re.escape(name)}\b", part)]
+
+
+def _of_condition(target: object, name: str) -> list[str]:
+    """The comments behind the condition that it is given, which are about it: `if mask is not None:  # (B, L)`."""
+    given = re.compile(rf"^\s*(?:el)?if {re.escape(name)} is not None:\s*#(.*)", re.MULTILINE)
+    return [f"{name}: {comment.strip()}" for comment in given.findall(code_of(target))]
 
 
 def _comments(target: object) -> list[str]:

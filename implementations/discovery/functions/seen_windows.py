@@ -36,6 +36,7 @@ LAYOUTS = (
 """Shapes of inputs, whose tokens are a square window, and their axes."""
 HIDDEN = -1e4
 """A bias of keys that get no weight."""
+NEARLY = 1e-3
 OF_QUERIES = re.compile(r"swin|\bd[yx] ?\+|\bquer(?:y|ies) (?:minus|from) key", re.IGNORECASE)
 """What states that offsets are those of queries from keys, in names and documentation."""
 
@@ -77,7 +78,7 @@ def _reading(
         for rows, x in product([*Rows][: 2 if sides is Sides.LINE else None], of_each_kind(shape)):
             given = _given(signature, {*parts, heads}, x, axes) | ({heads: HEADS} if heads else {})
             made = _laid(WindowTable(function, parts, rows, sides, axes, heads), x, given)
-            if made is not None and _reads(made, x, given):
+            if made is not None and _reads(made, x, given) and _adds(made, x, given):
                 yield made, x, given
 
 
@@ -106,6 +107,23 @@ def _reads(made: WindowTable, x: Any, given: Mapping[str, Any]) -> bool:
     bias = np.random.default_rng(6).standard_normal((HEADS, TOKENS, TOKENS))
     plain, biased = (_output(made, x, {**given, BIAS: each}) for each in (None, like(bias, x)))
     return plain is not None and biased is not None and not near(plain, biased, "float32")
+
+
+def _adds(made: WindowTable, x: Any, given: Mapping[str, Any]) -> bool:
+    """Whether a bias is added as it is: among large ones, far apart, each query gets the value of one key alone.
+
+    Swin V2 adds 16 sigmoids of its table, which are never far apart.
+    """
+    ranks = np.random.default_rng(7).permuted(np.arange(1, HEADS * TOKENS**2 + 1))
+    bias = -HIDDEN * ranks.reshape(HEADS, TOKENS, TOKENS)  # a wrong row, which no pair has, is 0, and never the largest
+    output = _output(made, x, {**given, BIAS: like(bias, x)})
+    if output is None or output.shape != x.shape:
+        return False
+    got, values = (np.moveaxis(as_array(each), made.axes.index("L"), 0) for each in (output, x))
+    if "E" in made.axes:
+        got, values = (each.reshape(*each.shape[:-1], HEADS, -1) for each in (got, values))
+    off = np.abs(got[:, None] - values[None]).max(-1)
+    return bool((off.min(1) < NEARLY).all())
 
 
 def _shows(made: WindowTable, x: Any, given: Mapping[str, Any]) -> bool:

@@ -90,6 +90,8 @@ TRANSPOSED = replace(PLAIN, layout=Layout.TRANSPOSED)
 UNEQUAL = (PLAIN.sized(query_length=5, key_length=7), PLAIN.sized(query_length=7, key_length=5))
 DISTANCES = {Neutral.BOTH_SIDES, Neutral.SAMPLE_BOTH_SIDES, Neutral.PAIRED_POSITIONS}
 """Tables with a row for each distance between queries and keys, of as many as there are of both."""
+POSITIONS = {Neutral.POSITIONS, Neutral.ONE_POSITIONS, Neutral.SAMPLE_POSITIONS, Neutral.LENGTH_POSITIONS}
+"""Those with a row for each key, in which distances may lie as well."""
 OF_A_CACHE = {"start", "cache", "past"}
 """Words in the names of what is given so that a cache is used."""
 LAYOUTS = (
@@ -212,10 +214,12 @@ def _as_stated(plan: ModulePlan, samples_first: bool | None) -> tuple[AdapterRun
 def _without_refused_lengths(check: ClaimCheck, plan: ModulePlan) -> tuple[ClaimCheck, list[str]]:
     """The check without keys of another length where a table of all distances is given, and these are refused.
 
-    Where it keeps such a table, without the side that raises: nothing states at which positions its keys would be.
+    Where it keeps such a table, or is given positions, without the side that raises: nothing states where its keys
+    would be.
     """
-    if Feature.CROSS not in check.claims or not {*plan.call.tables.values()} & DISTANCES:
-        return without_unequal_lengths(check) if holds_table(plan.make) else (check, [])
+    given = {*plan.call.tables.values()}
+    if Feature.CROSS not in check.claims or not given & DISTANCES:
+        return without_unequal_lengths(check) if given & POSITIONS or holds_table(plan.make) else (check, [])
     refused = [outcome.error for outcome in map(check.run, UNEQUAL) if outcome.error]
     if len(refused) < len(UNEQUAL):
         return check, []

@@ -97,3 +97,10 @@ def test_a_window_of_one_row_has_either_order(make: Make, rows: str, times: int,
 def test_another_table_is_none_of_a_window(make: Make) -> None:
     made = make("def f(q, k, v, rel_table=None, window_size=7):\n    return attend(q, k, v)[0]")
     assert Feature.FLOAT_MASK not in made.claims
+
+
+def test_a_table_that_is_not_added_as_it_is_is_none_of_biases(make: Make) -> None:
+    bounded = {**USUAL, "bias": "16 * bias_table[rows].permute(2, 0, 1).sigmoid()", "down": "h", "width": "w"}
+    made = make(SWIN.format(**bounded), "window_attention")
+    assert Feature.FLOAT_MASK not in made.claims
+    assert not failing(made, "scores.dot-product", "masks.*")
