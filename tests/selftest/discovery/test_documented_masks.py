@@ -2,6 +2,7 @@
 
 import pytest
 
+from attention_conformance.implementations.discovery.documented import said_of
 from attention_conformance.implementations.discovery.documented_masks import unmistakable_polarity
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.tests.selftest.discovery.making import Make, failing
@@ -145,3 +146,16 @@ def test_a_mask_that_is_the_other_way_round_fails(make: Make, said: str, hidden:
     made = make(CROSS.format(said=said, hidden=hidden))
     assert any("by its documentation True in 'mask'" in each for each in made.stated) is wrong
     assert bool(failing(made, "masks.key-padding")) is wrong
+
+
+def commented(x: object, mask: object = None, other: object = None) -> object:
+    if mask is not None:  # additive, (L, L)
+        return mask
+    if other is not None:
+        return other  # (B, L)
+    return x
+
+
+def test_a_comment_behind_the_condition_that_a_mask_is_given_is_about_it() -> None:
+    assert said_of(commented, "mask") == ["mask: additive, (L, L)"]
+    assert said_of(commented, "other") == []
