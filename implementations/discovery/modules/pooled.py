@@ -111,7 +111,8 @@ class Hidden:
     def _hidden(self, x: Array) -> Array:
         tokens = np.arange(x.shape[1])
         if self.seen is None:
-            return np.less_equal(x.shape[1] - np.arange(len(x))[:, None] % x.shape[1], tokens)
+            behind: Array = np.less_equal(x.shape[1] - np.arange(len(x))[:, None] % x.shape[1], tokens)
+            return behind
         hidden = np.equal((tokens + np.arange(len(x))[:, None]) % 3, 1)
         first_or_last = np.isin(tokens, (0, x.shape[1] - 1))
         return np.where(first_or_last, False, hidden)
