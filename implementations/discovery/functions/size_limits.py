@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
+from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED, ClaimCheck, parts
 from attention_conformance.implementations.discovery.code_text import code_of
@@ -160,10 +161,17 @@ def _width_of_keys(check: ClaimCheck) -> tuple[ClaimCheck, str]:
     """Without values of another width where its answer is as wide as its keys, and nothing states a width of values."""
     if Feature.VALUE_WIDTH not in check.claims or any(map(OF_VALUES.search, documents_of(as_written(check.function)))):
         return check, ""
-    outputs = (parts(check.run(PLAIN.sized(d_v=width)))[0] for width in VALUE_WIDTHS)
-    if not any(shape_of(each)[-1:] == (PLAIN.sizes.d_k,) for each in outputs):
+    if not any(_is_as_wide_as_keys(check, PLAIN.sized(d_v=width)) for width in VALUE_WIDTHS):
         return check, ""
     return check.without({Feature.VALUE_WIDTH}), unclaimed("value-width", "its answer is as wide as its keys")
+
+
+def _is_as_wide_as_keys(check: ClaimCheck, case: Case) -> bool:
+    fitted = fit(case, check.claims)
+    if isinstance(fitted, Unsupported) or fitted.sizes.d_v == fitted.sizes.d_k:
+        return False
+    shape = shape_of(parts(check.run(case))[0])
+    return len(shape) == 4 and shape[-1] == fitted.sizes.d_k
 
 
 def _lengths(check: ClaimCheck) -> tuple[ClaimCheck, str]:

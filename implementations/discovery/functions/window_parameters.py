@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from attention_conformance.implementations.discovery.signatures import positional, required
-from attention_conformance.implementations.discovery.vocabulary import words_of
+from attention_conformance.implementations.discovery.vocabulary import KNOWN_NAMES, words_of
 
 
 class Part(StrEnum):
@@ -72,7 +72,7 @@ def parts_of_window(signature: inspect.Signature) -> Iterator[tuple[Mapping[str,
     own = [p for p in signature.parameters.values() if p.name not in inputs and p.kind is not p.VAR_KEYWORD]
     stated = {p.name: parts for p in own if (parts := _of_window(p.name))}
     free = [p.name for p in own if (required(p) or p.default is None) and p.name not in stated]
-    tables = [name for name in free if _names_table(name)] if stated else []
+    tables = [name for name in free if _names_table(name) and name not in KNOWN_NAMES] if stated else []
     for chosen in product(*stated.values()) if len(tables) == 1 else ():
         roles = {tables[0]: Part.TABLE, **dict(zip(stated, chosen, strict=True))}
         yield from ((roles, sides) for sides in _sides({*chosen}))
