@@ -41,8 +41,9 @@ WIDTHS = {"dim", "size", "width", "features", "channels", "units", "embed", "emb
 """Words in the names of widths: of one head perhaps, and of any."""
 RANKS = {"rank", "latent"}
 """Words in the names of widths of what is projected twice; as wide as the inputs, one of both can be the identity."""
-OF_WINDOWS = {"window", "resolution", "ws", "spatial", "spacial"}
-"""Words in the names of the sides of windows and images, one of them misspelt in a class that many copy."""
+OF_IMAGES = {"spatial", "spacial"}
+OF_WINDOWS = {"window", "resolution", "ws", *OF_IMAGES}
+"""Words in the names of the sides of images, one of them misspelt in a class that many copy, and of windows too."""
 CAUSAL = {"causal", "casual"}
 """Words in the names of flags for masks, one of them misspelt."""
 OF_MODES = {"self", "cross", "encoder"}
@@ -209,7 +210,7 @@ def _choices(parameter: Parameter) -> tuple[Size | None, ...]:
         found = [each for each, names in (of_number | of_pair).items() if words & names]
         return (None, *found) if found else ()
     if words & OF_WINDOWS and "dims" not in words:  # which counts the axes of an image
-        return (Size.WINDOW, *SQUARES, Size.LENGTH)
+        return (Size.WINDOW, *SQUARES, *(() if words & OF_IMAGES else (Size.LENGTH,)))
     if words & ROTARY:
         return (Size.TURNS, *ROTATIONS[:2]) if words & {"freqs", "cis"} else ROTATIONS
     if "head" in words or "heads" in words:

@@ -230,7 +230,7 @@ def _held(found: Sequence[Slot], module: nn.Module, sizes: tuple[int, int]) -> I
     second = {s.owner for s in found if s.is_bias and s.owner == s.pattern and roles[s] in owned}  # next to a layer's
     unknown = [slot.pattern for slot in found if not roles[slot] or slot.owner in unfit | second]
     first = {pattern: parameter for path, parameter in module.named_parameters() for pattern, _ in patterns(path)}
-    drawn = any(first[pattern].unique().numel() > 1 for pattern in unknown)
+    drawn = any(bool((first[pattern].flatten()[1:] != first[pattern].flatten()[:-1]).any()) for pattern in unknown)
     yield FILLS[0], []
     yield from ((fill, unknown) for fill in (FILLS[drawn:] if unknown else ()))
 
