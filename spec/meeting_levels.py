@@ -67,6 +67,7 @@ _SIZES: tuple[Level, ...] = (
     {"d_k": 264, "d_v": 257, **ONE},
 )
 _MASKS: tuple[Level, ...] = (
+    # The rarer shapes may be refused by what takes masks of four axes: they are checked on their own.
     *({"mask_shape": shape} for shape in tuple(MaskShape)[1:STORED_SHAPES]),
     *({"pattern": pattern} for pattern in (Pattern.ALL, Pattern.FIRST_TILE, Pattern.RULES)),
     {"mask": MaskKind.FLOAT, "mask_offset": -50.0},

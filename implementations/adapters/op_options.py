@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from attention_conformance.implementations.api.global_state import seed_torch
+from attention_conformance.implementations.api.global_state import numpy_seeded, seed_torch
 from attention_conformance.spec.case_options import used_options
 from attention_conformance.spec.conventions import Polarity
 from attention_conformance.spec.features import NOTHING
@@ -104,13 +104,8 @@ def seeded(problem: Problem) -> Iterator[None]:
     if not extension.dropout or extension.dropout_seed < 0:
         yield
         return
-    numbers = np.random.get_state()
-    with _torch_seeded(extension.dropout_seed) if torch else nullcontext():
-        np.random.seed(extension.dropout_seed)
-        try:
-            yield
-        finally:
-            np.random.set_state(numbers)
+    with _torch_seeded(extension.dropout_seed) if torch else nullcontext(), numpy_seeded(extension.dropout_seed):
+        yield
 
 
 @contextmanager

@@ -139,6 +139,17 @@ def torch_seeded(seed: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def numpy_seeded(seed: int) -> Iterator[None]:
+    """The same for NumPy's own generator."""
+    before = np.random.get_state()
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(before)
+
+
 def seed_torch(seed: int) -> None:
     """As torch.manual_seed, which takes down its stack each time for a device that is not in use."""
     torch.default_generator.manual_seed(seed)

@@ -1,90 +1,74 @@
 """Axes of inputs: whether a module states, or shows as it takes a shape apart, which one holds the samples."""
 
-import ast
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.code_text import code_of, tree_of
-from attention_conformance.implementations.discovery.documented import documents_of, paragraphs_of
+from attention_conformance.implementations.discovery.code_text import code_of
+from attention_conformance.implementations.discovery.documented import documents_of
 
-SHAPE = re.compile(r"[(\[]([^()\[\]]*)[)\]]")
-SURELY = re.compile(r"#?(?:b|bs|bsz|bz|\w*batch(?:es|_?size| size)?|n_?samples|num_samples)", re.IGNORECASE)
-PERHAPS = re.compile(r"n", re.IGNORECASE)
-"""How an axis of samples is called, and how it may be."""
-CHOICE = "batch_first"
-OF_TOKENS = re.compile(
-    r"[lts]|\w*len\w*|\w*seq\w*(?: len\w*)?|\w*time\w*(?: steps?)?|\w*tokens?|\w*steps?|\w*frames?", re.IGNORECASE
+SAMPLES = re.compile(r"#?(?:b|bs|bsz|bz|\w*batch(?:es|_?size| size)?|n_?samples|num_samples)", re.IGNORECASE)
+TOKENS = re.compile(
+    r"[lts]|\w*len\w*|\w*seq\w*(?: len\w*)?|\w*time\w*(?: steps?)?|\w*tokens?|\w*steps?|\w*frames?"
+    r"|(?:src|source|max)(?:[_ ]len\w*)?",
+    re.IGNORECASE,
 )
-"""How an axis of tokens is called."""
+EITHER = re.compile(r"n", re.IGNORECASE)
+"""How an axis of samples is called, one of tokens, and one that is of samples next to one of tokens."""
+CHOICE = "batch_first"
+"""The flag of a constructor by which its caller chooses."""
+FAR = 40
+"""Characters between a name and its shape."""
 
 
 def states_samples_first(kind: object) -> bool | None:
-    """Whether its input is (B, L, E) rather than (L, B, E) by all that states it.
+    """Whether its inputs are (B, L, E) rather than (L, B, E) by all that states it.
 
-    None where nothing does, or both, or where its constructor is told.
+    None where nothing does, or both, or where its constructor has a flag for it.
     """
     constructor = safe_call(partial(inspect.signature, kind)).value  # type: ignore[arg-type]
     if constructor is not None and CHOICE in constructor.parameters:
         return None
-    stated = {first for axes in _shapes(kind) if (first := _samples_first(axes)) is not None}
+    signature = safe_call(lambda: inspect.signature(kind.forward)).value  # type: ignore[attr-defined]
+    return samples_first_in(kind, [*signature.parameters][1:4] if signature else [])
+
+
+def samples_first_in(kind: object, names: Iterable[str]) -> bool | None:
+    """The same of the inputs with these names, before forward gives a name to something else."""
+    stated = {first for name in names for pair in _first_axes(kind, name) if (first := _is_first(*pair)) is not None}
     return stated.pop() if len(stated) == 1 else None
 
 
-def _samples_first(axes: list[str]) -> bool | None:
-    if len(axes) != 3:
+def _is_first(one: str, other: str) -> bool | None:
+    """Whether the first of two axes is that of the samples; the other one's word is empty where it is not stated."""
+    first, second = (_kind(axis) for axis in (one, other))
+    if first == second:
         return None
-    for words in (SURELY, PERHAPS):
-        first, second = (words.fullmatch(axis) is not None for axis in axes[:2])
-        other = axes[1] if first else axes[0]
-        if first is not second and (words is SURELY or OF_TOKENS.fullmatch(other)):
-            return first
+    if SAMPLES in (first, second):
+        return first is SAMPLES
+    if TOKENS in (first, second) and (EITHER in (first, second) or not (one and other)):
+        return second is TOKENS
     return None
 
 
-def _shapes(kind: object) -> Iterator[list[str]]:
-    """The axes of each shape that is stated of an input before it is changed."""
-    forward: Any = getattr(kind, "forward", None)
-    signature = safe_call(partial(inspect.signature, forward)).value
-    names = [] if signature is None else [*signature.parameters][1:4]
-    documents = [part for text in documents_of(kind) for part in paragraphs_of(text)]
-    for name in names:
-        said = re.compile(rf"\b{re.escape(name)}\b[^()\[\]]*")
-        for text in (*documents, *_first_comments(forward)):
-            if (found := said.search(text)) and (shape := SHAPE.match(text, found.end())):
-                yield _axes(shape[1])
-        yield from _taken_apart(forward, name)
+def _kind(axis: str) -> re.Pattern[str] | None:
+    return next((words for words in (SAMPLES, TOKENS, EITHER) if words.fullmatch(axis)), None)
 
 
-def _axes(shape: str) -> list[str]:
-    return [axis.strip() for axis in shape.split(",")]
-
-
-def _body(function: Any) -> list[ast.stmt]:
-    tree = tree_of(function)
-    written = tree.body[0] if tree is not None and tree.body else None
-    body = written.body if isinstance(written, ast.FunctionDef) else []
-    documented = body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
-    return body[1:] if documented else body
-
-
-def _first_comments(function: Any) -> list[str]:
-    """The comments above its first statement."""
-    body = _body(function)
-    lines = code_of(function).splitlines()[: body[0].lineno - 1] if body else []
-    return [line.partition("#")[2] for line in lines if "#" in line]
-
-
-def _taken_apart(function: Any, name: str) -> Iterator[list[str]]:
-    """The names that the extents of an input get, as in `B, T, C = x.shape`, before it is something else."""
-    for statement in _body(function):
-        if not isinstance(statement, ast.Assign):
-            return
-        (target, *_), value = statement.targets, ast.unparse(statement.value)
-        if isinstance(target, ast.Tuple) and value in (f"{name}.shape", f"{name}.size()"):
-            yield [ast.unparse(each) for each in target.elts]
-        if name in {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}:
-            return
+def _first_axes(kind: Any, name: str) -> Iterator[tuple[str, str]]:
+    """The first two axes in each shape of an input of three axes; the other one is empty where one alone is stated."""
+    own = re.escape(name)
+    code = re.split(rf"^\s*{own}\s*=[^=]", code_of(getattr(kind, "forward", None)), maxsplit=1, flags=re.MULTILINE)[0]
+    said = rf"(?<!of )(?<!over )\b{own.replace('_', '[_ ]')}\b[^\n\[(]{{0,{FAR}}}[\[(]([^\])\n]*)[\])]"
+    shapes = (each for text in (*re.findall(r"#.*", code), *documents_of(kind)) for each in re.findall(said, text))
+    whole = rf"^\s*([\w, ]+,[\w, ]+)=\s*{own}\.(?:shape|size\(\))\s*(?:#.*)?$"
+    for shape in (*shapes, *re.findall(whole, code, re.MULTILINE)):
+        axes = [axis.strip() for axis in re.split(r"[,*]| x ", shape)]
+        if len(axes) > 2:
+            yield axes[0], axes[1]
+    single = rf"^\s*(\w+)\s*=\s*{own}\.(?:size\(|shape\[)([01])[\])]\s*(?:#.*)?$"
+    for axis, place in re.findall(single, code, re.MULTILINE):
+        yield ("", axis) if place == "1" else (axis, "")

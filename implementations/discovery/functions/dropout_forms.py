@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.api.global_state import torch_seeded
+from attention_conformance.implementations.api.global_state import numpy_seeded, torch_seeded
 from attention_conformance.implementations.api.safe_call import CallOutcome, safe_call
 from attention_conformance.implementations.discovery.functions.generators import (
     MAKERS,
     Maker,
     drawn,
     generator_in,
-    numpy_seeded,
 )
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.probe import first_part

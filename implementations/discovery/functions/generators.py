@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,14 +47,3 @@ def _is_generator(words: set[str]) -> bool:
 def drawn(maker: Maker) -> Any:
     """One whose seed is the next number of NumPy's own generator, which a case seeds."""
     return maker(int(np.random.randint(2**31)))
-
-
-@contextmanager
-def numpy_seeded(seed: int) -> Iterator[None]:
-    """Starts NumPy's own generator at a seed, and puts it back."""
-    before = np.random.get_state()
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        np.random.set_state(before)

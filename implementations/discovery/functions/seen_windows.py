@@ -37,6 +37,7 @@ LAYOUTS = (
 HIDDEN = -1e4
 """A bias of keys that get no weight."""
 NEARLY = 1e-3
+"""How far an output may be from the one value that has all of the weight; two random ones are far from each other."""
 OF_QUERIES = re.compile(r"swin|\bd[yx] ?\+|\bquer(?:y|ies) (?:minus|from) key", re.IGNORECASE)
 """What states that offsets are those of queries from keys, in names and documentation."""
 

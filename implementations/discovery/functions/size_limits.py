@@ -167,6 +167,7 @@ def _width_of_keys(check: ClaimCheck) -> tuple[ClaimCheck, str]:
 
 
 def _is_as_wide_as_keys(check: ClaimCheck, case: Case) -> bool:
+    """Whether its output (B, H, Lq, d) has the width of its keys, and not that of its values."""
     fitted = fit(case, check.claims)
     if isinstance(fitted, Unsupported) or fitted.sizes.d_v == fitted.sizes.d_k:
         return False

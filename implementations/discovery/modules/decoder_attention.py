@@ -60,6 +60,7 @@ OF_OTHERS = {"dropout", "bias", "len", "length", "max", "vocab"}
 OF_NO_ORDER = re.compile(r"seq\w*|src\w*|\w*_len\w*|relu|\bt?anh|first|row", re.IGNORECASE)
 """What looks like words for an order of tokens, and states none."""
 
+HIDDEN, UNSEEN = "where {} hides source tokens", "not judged: what it hides is not seen apart from the rest"
 OF_TRAINING = re.compile(r"drop|batch_?norm|\btraining\b|noise|rand", re.IGNORECASE)
 """What its text, or the name of a part, has where it may answer otherwise in training mode."""
 
@@ -80,7 +81,8 @@ def decoder_attention(name: str, kind: object, refused: TargetError, device: str
     run = replace(run, otherwise={**run.otherwise, **dict(others)})
     why = f"judged by relations between its own answers alone, as {refused}"
     about = f"the attention of a decoder{f', with {first}' if first else ''}: {refused}"
-    return Implementation(name, claims, run, about, modes={Feature.AS_BUILT: run}, findings={NUMBERS: why})
+    unseen = {each.name: UNSEEN for each in hidings(kind) if HIDDEN.format(repr(each.name)) not in run.otherwise}
+    return Implementation(name, claims, run, about, modes={Feature.AS_BUILT: run}, findings={NUMBERS: why, **unseen})
 
 
 def _sized(case: Case) -> Case:
@@ -208,7 +210,8 @@ def _judged(
         masked = (Masked(look, each, mixes_tokens(module)) for each in tried)
         first = next((m for m in masked if safe_call(partial(m.acts, module, problem, device)).value), None)
         if first is not None:
-            relations[f"where {hiding.name!r} hides source tokens"] = first
-    usable = {how: each for how, each in relations.items() if not safe_call(partial(each, problem, device)).error}
+            relations[HIDDEN.format(repr(hiding.name))] = first
+    results = {how: safe_call(partial(each, problem, device)).value for how, each in relations.items()}
+    usable = {how: relations[how] for how, result in results.items() if result is not None and result.others}
     run = replace(look.run, call=call, otherwise=usable, trained=not OF_TRAINING.search(named))
     return None if safe_call(partial(run, problem.fresh(), device)).error else run

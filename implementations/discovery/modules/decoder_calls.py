@@ -14,7 +14,8 @@ from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.code_text import code_of
-from attention_conformance.implementations.discovery.documented import documented_polarity, documents_of, said_of
+from attention_conformance.implementations.discovery.documented import documented_polarity, said_of
+from attention_conformance.implementations.discovery.documented_inputs import samples_first_in
 from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, required
 from attention_conformance.implementations.discovery.vocabulary import words_of
@@ -22,7 +23,7 @@ from attention_conformance.spec.conventions import Polarity
 
 Given: TypeAlias = Mapping[str, Any]
 SAMPLES, TOKENS = 3, 7
-"""Neither is the other, nor a width: an axis is told by its extent."""
+"""Neither is the other, nor a width: an axis is known by its extent."""
 WIDTHS = (12, 8, 10, 14)
 """Those that its constructor takes, all different or all the first."""
 OF_SOURCE = {"encoder", "enc", "encoded", "memory", "annotations", "source", "src", "keys", "values"}
@@ -43,9 +44,6 @@ MASK_FORMS = ("BS", "B1S", "SB")
 """Axes of a mask, the usual ones first."""
 ADDED = re.compile(r"\badd(?:ed|itive)\b|-inf", re.IGNORECASE)
 """Words for a mask of numbers that are added to scores."""
-BATCH = {"b", "bs", "bsz", "batch"}
-SOURCE = {"s", "t", "l", "src", "seq", "len", "length", "max", "time", "timestep", "timesteps", "steps", "source"}
-"""Words for axes."""
 
 
 @dataclass(frozen=True)
@@ -198,35 +196,9 @@ def calls(kind: type[nn.Module], usual: DecoderCall, sizes: list[int]) -> Iterat
 
     A mask that it needs may be the other way round than is stated: then all tokens are hidden where none should be.
     """
-    stated = stated_layout(kind, usual.sources[0])
+    stated = {True: "BSE", False: "SBE", None: ""}[samples_first_in(kind, usual.sources[:1])]
     widths = [*dict.fromkeys(each for n in sizes or WIDTHS[:1] for each in (n, 2 * n))]
-    turned = tuple(each if each.shows is None else replace(each, shows=not each.shows) for each in usual.needed)
-    for needed in dict.fromkeys((usual.needed, turned)):
+    inverted = tuple(each if each.shows is None else replace(each, shows=not each.shows) for each in usual.needed)
+    for needed in dict.fromkeys((usual.needed, inverted)):
         for layout, form, pair in product([stated] if stated else LAYOUTS, FORMS, product(widths, widths)):
             yield replace(usual, layout=layout, form=form, widths=pair, needed=needed)
-
-
-def stated_layout(kind: type[nn.Module], name: str) -> str:
-    """The axes of the encoder outputs, by all that its text states before it gives the name to something else."""
-    code = re.split(rf"^\s*{name}\s*=[^=]", code_of(kind.forward), maxsplit=1, flags=re.MULTILINE)[0]
-    comments = [*re.findall(r"#.*", code), *documents_of(kind)]
-    own = rf"(?<!of )(?<!over )\b{name.replace('_', '[_ ]')}\b"
-    shapes = [each for text in comments for each in re.findall(rf"{own}[^\n\[(]{{0,40}}[\[(]([^\])\n]*)[\])]", text)]
-    axes = [split[:2] for shape in shapes if len(split := re.split(r"[,*]| x ", shape)) > 2]
-    every = rf"^\s*([\w, ]+,[\w, ]+)=\s*{name}\.(?:shape|size\(\))(?:\[:2\])?\s*(?:#.*)?$"
-    single = rf"^\s*(\w+)\s*=\s*{name}\.(?:size\(([01])\)|shape\[([01])\])\s*(?:#.*)?$"
-    axes += [each.split(",")[:2] for each in re.findall(every, code, re.MULTILINE)]
-    for axis, one, other in re.findall(single, code, re.MULTILINE):
-        axes.append(["", axis] if (one or other) == "1" else [axis, ""])
-    found = {layout for pair in axes if (layout := _layout(pair))}
-    return found.pop() if len(found) == 1 else ""
-
-
-def _layout(axes: list[str]) -> str:
-    """Of its first two axes, by their words."""
-    words = [words_of(axis.strip().replace(" ", "_")) for axis in axes]
-    kinds = ["B" if each & BATCH else "S" if each & SOURCE else "" for each in words]
-    one, other = (*kinds, "", "")[:2]
-    if one == other:
-        return ""
-    return "SBE" if one == "S" or other == "B" else "BSE"

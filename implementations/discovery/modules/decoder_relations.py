@@ -155,7 +155,10 @@ class Masked:
         return found.shapes == usual.shapes and not np.allclose(numbers_of(found), numbers_of(usual), 0, ROUNDINGS)
 
     def __call__(self, problem: Problem, device: str) -> Result:
-        """The numbers of the answer; its `others` have to be the same, or are what each of theirs has to be."""
+        """The numbers of the answer; its `others` have to be the same, or are what each of theirs has to be.
+
+        There are none where no weights are returned and what is hidden may be seen elsewhere.
+        """
         module, (hidden, source) = self.look.run.module(problem, device), self.look.inputs(problem)
         usual, found = self.look.answer(module, hidden, source, device), self._answer(module, hidden, source, device)
         shown = usual.weights is not None and is_distribution(usual.weights, 1)
@@ -166,7 +169,7 @@ class Masked:
             others["with other encoder outputs there"] = Result(self._numbers(answer, shown))
             if (cut := safe_call(lambda: self._cut(module, hidden, source, device)).value) is not None:
                 others["each sample alone without these tokens"] = Result(cut)
-        return Result(self._numbers(found, shown), others=others or {"once more": Result(self._numbers(found, shown))})
+        return Result(self._numbers(found, shown), others=others)
 
     def _answer(self, module: nn.Module, hidden: Array, source: Array, device: str) -> Answer:
         return self.look.answer(module, hidden, source, device, (self.hiding, self.left))

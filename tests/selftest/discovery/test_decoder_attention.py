@@ -7,7 +7,7 @@ import pytest
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.candidates import candidate
-from attention_conformance.implementations.discovery.modules.decoder_calls import stated_layout
+from attention_conformance.implementations.discovery.documented_inputs import samples_first_in
 from attention_conformance.implementations.discovery.targets.loading import load_target
 from attention_conformance.spec.features import Feature
 from attention_conformance.tests.harness.run.runner import run
@@ -49,12 +49,14 @@ RIGHT = [
     {"returned": "weights.float()"},
     {"weights": "F.dropout(scores.softmax(1), 0.1, self.training)"},
 ]
+OF_NOTHING = "the sum of its weights over the source tokens"
+"""Each weight is 1, whatever a mask hides."""
 WRONG = [
     ({"masked": "scores.masked_fill(mask == 0, -1e-10)"}, "where 'mask' hides source tokens"),
     ({"masked": "scores.masked_fill(mask != 0, -1e10)"}, "where 'mask' hides source tokens"),
     ({"masked": "scores * mask"}, "where 'mask' hides source tokens"),
     ({"weights": "scores.softmax(0)"}, "each sample alone"),
-    ({"weights": "scores[:, None].softmax(1).squeeze(1)"}, "the sum of its weights over the source tokens"),
+    ({"weights": "scores[:, None].softmax(1).squeeze(1)"}, OF_NOTHING),
     ({"batch_first": "view(batch, src_len, -1)"}, "each sample alone"),
 ]
 GENERAL = """
@@ -157,11 +159,11 @@ class f(nn.Module):
 """
 
 
-def judged(make: Make, text: str) -> Implementation:
-    """What is refused otherwise, judged in part."""
+def judged(make: Make, text: str, *unseen: str) -> Implementation:
+    """What is refused otherwise, judged in part; `unseen`: its masks whose effect cannot be seen."""
     refused(make, text)
     made = candidate("mine.py:f", {}, in_part=True)
-    assert [*made.findings] == ["its numbers"]
+    assert [*made.findings] == ["its numbers", *unseen]
     assert made.claims.features == {Feature.AS_BUILT}
     assert "decoder" in made.about
     return made
@@ -179,7 +181,8 @@ def test_a_decoder_s_attention_is_not_accused(make: Make, changes: dict[str, str
 
 @pytest.mark.parametrize(("changes", "context"), WRONG)
 def test_what_is_wrong_with_it_is_named(make: Make, changes: dict[str, str], context: str) -> None:
-    (found,) = run(judged(make, ADDITIVE.format(**PARTS | changes)), dtypes=("float64",))
+    unseen = ["mask"] if context == OF_NOTHING else []
+    (found,) = run(judged(make, ADDITIVE.format(**PARTS | changes), *unseen), dtypes=("float64",))
     assert found.status is Status.FAIL
     assert context in found.message
 
@@ -222,21 +225,21 @@ def test_what_is_no_decoder_s_stays_refused(make: Make, text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "stated"),
     [
-        ("# encoder_outputs: what was read (seq_len x batch x hidden)", "SBE"),
-        ("batch_size, seq_len, _ = encoder_outputs.size()", "BSE"),
-        ("src_len = encoder_outputs.shape[0]", "SBE"),
-        ("# weights of encoder_outputs (batch, src_len, 1)", ""),
-        ("S, B = encoder_outputs.size(0), encoder_outputs.size(1)", ""),
-        ("encoder_outputs = encoder_outputs.permute(1, 0, 2)  # encoder_outputs = [batch, src, dim]", ""),
+        ("# encoder_outputs: what was read (seq_len x batch x hidden)", False),
+        ("batch_size, seq_len, _ = encoder_outputs.size()", True),
+        ("src_len = encoder_outputs.shape[0]", False),
+        ("# weights of encoder_outputs (batch, src_len, 1)", None),
+        ("S, B = encoder_outputs.size(0), encoder_outputs.size(1)", None),
+        ("encoder_outputs = encoder_outputs.permute(1, 0, 2)  # encoder_outputs = [batch, src, dim]", None),
     ],
 )
-def test_a_layout_is_stated_before_it_is_changed(tmp_path: Path, line: str, stated: str) -> None:
+def test_a_layout_is_stated_before_it_is_changed(tmp_path: Path, line: str, stated: bool | None) -> None:
     text = (
         f"class f(nn.Module):\n    def forward(self, hidden, encoder_outputs):\n        {line}\n        return hidden\n"
     )
     kind = load_target(f"{write(tmp_path, 'mine.py', START + text)}:f")
     assert isinstance(kind, type)
-    assert stated_layout(kind, "encoder_outputs") == stated
+    assert samples_first_in(kind, ["encoder_outputs"]) is stated
 
 
 def test_a_query_and_keys_are_a_decoder_s(make: Make) -> None:
