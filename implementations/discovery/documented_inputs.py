@@ -55,7 +55,10 @@ def _is_first(one: str, other: str) -> bool | None:
 
 
 def _kind(axis: str) -> re.Pattern[str] | None:
-    return next((words for words in (SAMPLES, TOKENS, EITHER) if words.fullmatch(axis)), None)
+    """What an axis is of: (num_windows*B) is of samples, and one of samples by tokens is of neither."""
+    factors = [factor.strip() for factor in axis.split("*")]
+    kinds = {words for words in (SAMPLES, TOKENS, EITHER) for factor in factors if words.fullmatch(factor)}
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def _first_axes(kind: Any, name: str) -> Iterator[tuple[str, str]]:
@@ -66,7 +69,7 @@ def _first_axes(kind: Any, name: str) -> Iterator[tuple[str, str]]:
     shapes = (each for text in (*re.findall(r"#.*", code), *documents_of(kind)) for each in re.findall(said, text))
     whole = rf"^\s*([\w, ]+,[\w, ]+)=\s*{own}\.(?:shape|size\(\))\s*(?:#.*)?$"
     for shape in (*shapes, *re.findall(whole, code, re.MULTILINE)):
-        axes = [axis.strip() for axis in re.split(r"[,*]| x ", shape)]
+        axes = [axis.strip() for axis in re.split("," if "," in shape else r"\*| x ", shape)]
         if len(axes) > 2:
             yield axes[0], axes[1]
     single = rf"^\s*(\w+)\s*=\s*{own}\.(?:size\(|shape\[)([01])[\])]\s*(?:#.*)?$"

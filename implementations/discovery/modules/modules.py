@@ -194,20 +194,27 @@ def module_candidate(
     claims = replace(claims, features=claims.features | set(modes))
     construct = plan.make.constructs and partial(_built_and_called, plan)
     samples_first = None if published else states_samples_first(kind)
-    run, layouts = _as_stated(plan, samples_first)
+    run, layouts = _as_stated(plan, samples_first, judged)
     made = Implementation(name, claims, run, construct=construct, alternatives=alternatives, modes=modes)
     documented = (plan.documented,) if plan.documented else ()
     made = replace(with_notes(made, notes), findings=findings, as_seen=as_seen, stated=(*layouts, *check.stated))
     return replace(made, documented=documented)
 
 
-def _as_stated(plan: ModulePlan, samples_first: bool | None) -> tuple[AdapterRun, tuple[str, ...]]:
-    """The run in the layout that is stated, and a line where that is not the one in which it attends."""
+def _as_stated(
+    plan: ModulePlan, samples_first: bool | None, check: ClaimCheck
+) -> tuple[AdapterRun, tuple[str, ...]]:
+    """The run in the layout that is stated, and a line where that is not the one in which it attends.
+
+    A layout in which it raises was read wrongly: what mixes up its samples and its tokens answers in both.
+    """
     call = plan.call
     if samples_first is None or call.spatial or call.length_first is not samples_first:
         return plan.run(), ()
     stated, seen = ("(B, L, E)", "(L, B, E)") if samples_first else ("(L, B, E)", "(B, L, E)")
     run = plan.run(replace(call, length_first=not samples_first))
+    if not check.succeeds(run):
+        return plan.run(), ()
     return run, (f"in the layout {stated} that its text states; it attends as in {seen}",)
 
 

@@ -24,6 +24,7 @@ SAMPLES_FIRST = [
     {"first": "# x: [batch_size, seq_len, d_model]"},
     {"first": "B, T, C = x.shape"},
     {"first": "n, tokens, e = x.size()"},
+    {"said": "x: input features with shape of (num_windows*B, N, C)"},
 ]
 TOKENS_FIRST = [{"said": "x (L, N, E): tokens"}, {"first": "seq_len, batch, width = x.shape"}]
 
@@ -57,6 +58,7 @@ SILENT = [
     {"said": "x: (batch, features)"},
     {"said": "x: (L, B, E) or (B, L, E)"},
     {"said": "x: (N, C, T)"},
+    {"said": "x: (B * L, N, C)"},
     {"said": "The output is (B, L, E)."},
     {"first": "x = x + 0  # x: (batch, seq_len, d_model)"},
 ]
