@@ -24,6 +24,7 @@ from attention_conformance.tests.harness.judge.dropout_mask import (
     likely_share,
     relation,
     repetition,
+    shown_cases,
 )
 from attention_conformance.tests.harness.judge.judge import Judge
 
@@ -144,7 +145,7 @@ def _sums(judge: Judge, part: str, got: Array | None) -> str:
 
 @clause("dropout.seed")
 def test_seed(judge: Judge) -> None:
-    shown = list(judge.cases(_many(judge)))
+    shown = list(shown_cases(judge, _many(judge)))
     for case in shown:
         first, again, other = (_dropout_mask(judge, each) for each in (case, case, case.extended(dropout_seed=2)))
         if first is not None and again is not None and other is not None:
@@ -164,7 +165,7 @@ def _assert_other_outputs(judge: Judge, first: Case, again: Case, other: Case) -
 
 @clause("dropout.next-call")
 def test_next_call(judge: Judge) -> None:
-    for seed, case in product((1, 2), judge.cases(_many(judge, seed=-1)) if judge.observes("seed") else ()):
+    for seed, case in product((1, 2), shown_cases(judge, _many(judge, seed=-1)) if judge.observes("seed") else ()):
         with judge.observer.seeded(seed):
             first, second = (_dropout_mask(judge, case) for _ in range(2))
         if first is not None and second is not None:
@@ -201,7 +202,7 @@ def test_evaluation(judge: Judge) -> None:
     cases = (plain, replace(plain, mask=MaskKind.BOOL).extended(dropout=0.9))
     for case in judge.cases(*cases) if judge.observes("changed_state") else ():
         _assert_drops_nothing(judge, case, "evaluation mode")
-    for case in judge.cases(SHOWN):
+    for case in shown_cases(judge, SHOWN):
         before, evaluating = _dropout_mask(judge, case), judge.problem(case.extended(evaluation=True)).forward_only()
         if before is None or judge.answer(case, evaluating) is None or (again := _dropout_mask(judge, case)) is None:
             continue

@@ -1,7 +1,7 @@
 """Which weights a call has dropped, read from its output, and whether chance alone explains the choice."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from attention_conformance.implementations.api.contract import Result
 from attention_conformance.reference.expected import Expected, solve
 from attention_conformance.spec.cases import Case
-from attention_conformance.spec.conventions import Conventions, DropoutSharing
+from attention_conformance.spec.conventions import Conventions, DefaultScale, DropoutSharing
 from attention_conformance.spec.features import Scope
 from attention_conformance.spec.problem import Array, Problem
 from attention_conformance.tests.harness.judge.judge import Judge
@@ -29,12 +29,14 @@ class DropoutAnswer:
 
     Attributes:
         weights: (B, H, Lq, Lk), those of the reference, before dropout.
+        seen: (B, H, Lq, Lk), True = a right answer shows such a weight, which is no 0 in its dtype.
         copies: (B, H, Lq, copies, Lk) weights after dropout, once for each copy of the identity.
     """
 
     problem: Problem
     result: Result
     weights: Floats
+    seen: Booleans
     copies: Array
 
     @property
@@ -45,7 +47,7 @@ class DropoutAnswer:
     @property
     def dropout_mask(self) -> Booleans:
         """(B, H, queries, Lk), True = not dropped; of those queries that see every key, whatever is always hidden."""
-        whole = (self.weights > 0.0).all((0, 1, 3))
+        whole = self.seen.all((0, 1, 3))
         return np.asarray(self.first != 0.0)[:, :, whole]
 
     @property
@@ -75,9 +77,21 @@ class DropoutAnswer:
 
 def dropout_answers(judge: Judge, *cases: Case, gradients: bool = False) -> Iterator[tuple[Case, DropoutAnswer]]:
     """The cases that the claims allow, with the candidate's answers; it is noted why one cannot be read."""
-    for case in judge.cases(*cases):
+    for case in shown_cases(judge, *cases):
         if (answer := dropout_answer(judge, case, gradients)) is not None:
             yield case, answer
+
+
+def shown_cases(judge: Judge, *cases: Case) -> Iterator[Case]:
+    """The cases that the claims allow, with scores of the same size whatever scale is claimed.
+
+    Without a scale they would be so far apart that most weights are 0 in half types.
+    """
+    for case in judge.cases(*cases):
+        usual = case.sizes.d_k**-0.5
+        default = 1.0 if judge.conventions.default_scale is DefaultScale.ONE else usual
+        scale = abs(default if case.scale is None else case.scale)
+        yield replace(case, score_std=case.score_std * usual / scale) if scale > usual else case
 
 
 def dropout_answer(judge: Judge, case: Case, gradients: bool = False) -> DropoutAnswer | None:
@@ -89,7 +103,9 @@ def dropout_answer(judge: Judge, case: Case, gradients: bool = False) -> Dropout
     result, expected = judge.answer(case, problem), judge.expected(case, also=("weights",))
     if result is None or not judge.fits(case, result, expected["output"].value.shape):
         return None
-    return DropoutAnswer(problem, result, expected["weights"].value, by_key(problem, result.output))
+    weights = expected["weights"]
+    seen = weights.value > weights.bound
+    return DropoutAnswer(problem, result, weights.value, seen, by_key(problem, result.output))
 
 
 def by_key(problem: Problem, output: Array) -> Array:

@@ -98,6 +98,16 @@ def test_rates_of_dropout_in_settings(make: Make, dropped: str, wrong: bool, by_
     assert bool(failing(make(text), *CLAUSES)) is wrong
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_weights_without_a_scale_that_are_zeros_in_float16_count_as_none_that_are_dropped(
+    make: Make, wrong: bool
+) -> None:
+    dropped = "(p * self.dropout(torch.ones_like(p[:1])))" if wrong else "self.dropout(p)"
+    stated = SETTINGS.replace("(nn.Module):", '(nn.Module):\n    """The scores are not scaled."""', 1)
+    made = make(stated.replace(" / q.shape[-1] ** 0.5", "").format(dropped=dropped))
+    assert bool(failing(made, *CLAUSES, dtype="float16")) is wrong
+
+
 @pytest.mark.parametrize(("moved", "wrong"), [("", False), (" * (torch.arange(v.shape[2]) != 2)[:, None]", True)])
 def test_tables_of_complex_rotations_stay_complex(make: Make, moved: str, wrong: bool) -> None:
     assert bool(failing(make(COMPLEX.format(moved=moved)), "scores.dot-product", "values.weighted-sum")) is wrong
