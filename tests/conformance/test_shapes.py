@@ -118,6 +118,10 @@ FAR_KEYS = tuple(
     for seed, beyond, scores in ((13, 3, Scores.RISING), (18, 1, Scores.LAST))
 )
 """The number of the key that weighs most takes more than 16 bits."""
+HALF_COUNTED = tuple(
+    replace(FAR_KEYS[1], seed=seed).sized(key_length=keys) for seed, keys in ((21, 2**8 + 4), (22, 2**11 + 4))
+)
+"""The same of a half type: bfloat16 counts to 256, and float16 to 2,048."""
 MANY_LAUNCHES = tuple(
     Case(seed=seed).sized(batch=batch, num_heads=256, query_length=1, key_length=2, d_k=1, d_v=1)
     for seed, batch in ((15, 257), (19, 256))
@@ -219,7 +223,8 @@ def test_large(judge: Judge) -> None:
     judge.assert_all_conform(judge.cases(*_extended(options)), *judge.parts())
     places = judge.claims.premises.rotary_base is not None or judge.claims.premises.alibi
     judge.assert_all_conform(judge.cases(*([BEYOND_HALF] if places and judge.dtype in HALF else [])))
-    judge.assert_all_conform(judge.cases(*(BEYOND_IN_TURN if judge.dtype in HALF else ())))
+    beyond = (*BEYOND_IN_TURN, *HALF_COUNTED)
+    judge.assert_all_conform(judge.cases(*(beyond if judge.dtype in HALF else ())))
     if judge.claims.premises.rotary_base is not None and judge.dtype in HALF:
         _assert_last_tokens(judge)
 
