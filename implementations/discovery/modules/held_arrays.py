@@ -27,6 +27,7 @@ from attention_conformance.implementations.discovery.modules.mirrors import Held
 from attention_conformance.implementations.discovery.modules.own_backward import backward_of
 from attention_conformance.implementations.discovery.modules.set_modes import put_in_evaluation
 from attention_conformance.implementations.discovery.signatures import is_variadic, required
+from attention_conformance.spec.problem import Array
 
 METHODS = (
     "forward",
@@ -163,11 +164,13 @@ Owner = tuple[Any, Any]
 
 
 def _weights(places: Mapping[str, Owner]) -> dict[str, Owner]:
-    """The arrays without gradients, sums of optimizers and triangles of causality.
+    """The arrays without gradients, sums of optimizers, triangles of causality and tables of rotations.
 
     The names of the former are those of matrices that begin as zeros.
     """
-    places = {path: (owner, at) for path, (owner, at) in places.items() if not _is_triangle(owner[at])}
+    arrays = [owner[at] for owner, at in places.values()]
+    computed = [_is_triangle(each) or is_of_angles(each, arrays) for each in arrays]
+    places = {path: place for (path, place), known in zip(places.items(), computed, strict=True) if not known}
     empty = {path for path, (owner, at) in places.items() if owner[at].ndim > 1 and not owner[at].any()}
     names = {path.rpartition(".")[2] for path in empty}
     vectors = {path.rpartition(".")[2] for path, (owner, at) in places.items() if not owner[at].any()}
@@ -188,6 +191,27 @@ def _is_triangle(array: Any) -> bool:
     return bool((numbers != numbers[0, 0, 0]).any()) and any(
         all((numbers[:, side] == numbers[0, side][0]).all() for side in pair) for pair in sides
     )
+
+
+def is_of_angles(array: Any, others: Sequence[Any]) -> bool:
+    """Whether it has the frequencies of rotations, or with one of the others, or in its halves, cosines and sines."""
+    numbers = _numbers(array)
+    if numbers.ndim == 1:
+        steps = numbers[1:] / numbers[:-1] if (numbers > 0.0).all() else numbers[:0]
+        return bool(len(steps) and numbers[0] == 1.0 and steps[0] < 1.0 and np.allclose(steps, steps[0], 1e-3))
+    alike = (_numbers(each) for each in others if each is not array and each.shape == array.shape)
+    halves = np.array_split(numbers, 2, -1) if numbers.shape[-1] % 2 == 0 else [numbers, numbers]
+    return any(_is_circle(*pair) for pair in ((numbers, other) for other in alike)) or _is_circle(*halves)
+
+
+def _is_circle(one: Array, other: Array) -> bool:
+    """Whether each is the cosine and the other the sine of angles that begin at 0."""
+    starts = {float(np.abs(each.flat[0])) for each in (one, other) if each.size}
+    return starts == {0.0, 1.0} and np.allclose(one**2 + other**2, 1.0, 0.0, 1e-3)
+
+
+def _numbers(array: Any) -> Array:
+    return np.asarray(array.detach().double() if isinstance(array, torch.Tensor) else array, np.float64)
 
 
 def _is_of_bias(name: str, sums: Set[str]) -> bool:
