@@ -14,7 +14,12 @@ from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.constructor_names import Size, size_of
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
-from attention_conformance.implementations.discovery.modules.neutrals import ADDITIVE, ROTATIONS, is_input
+from attention_conformance.implementations.discovery.modules.neutrals import (
+    ADDITIVE,
+    ROTATIONS,
+    Neutral,
+    is_input,
+)
 from attention_conformance.implementations.discovery.modules.own_cache import PAST
 from attention_conformance.implementations.discovery.modules.parameters import SHUT
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
@@ -27,6 +32,8 @@ SEVERAL = FEW[1:]
 """Whole numbers that are tried."""
 OF_PLACES = {"start", "offset", "pos", "position", "step", "index", "idx", "layer", "seen"}
 """Words in the names of numbers that state where tokens lie, or which layer it is."""
+NOT_ADDED = "not judged: its answer with it is not the sum of it and its answer without it"
+"""Why that is of an input of the layer that is not added to its answer."""
 NARROW = "float16"
 """The dtype of the smallest range."""
 USUAL = ("bias", "batch_first")
@@ -96,7 +103,24 @@ def inputs_left_out(
     options += felt
     inputs = dict.fromkeys(names, "not judged: another input that changes the answer")
     inputs |= dict.fromkeys(options, NOT_JUDGED)
+    inputs |= {
+        name: NOT_ADDED
+        for name, each in call.tables.items()
+        if each is Neutral.RESIDUAL and not _adds(name, make, call)
+    }
     return inputs | dict.fromkeys(_held_heads(make), "not judged with several heads: each is as wide as the inputs")
+
+
+def _adds(name: str, make: Constructor, call: ModuleCall) -> bool:
+    """Whether it adds what it is given there to its answer: with the opposite of that, it answers zeros."""
+    module, x = in_mode(built(make), False), (_inputs(make)[0],) * 3
+    answer = safe_call(partial(call.plain, module, x, make.heads)).value
+    if answer is None:
+        return False
+    opposite = -answer.transpose(0, 1) if call.length_first else -answer
+    given = replace(call, always={**call.always, name: opposite})
+    added = safe_call(partial(given.plain, module, x, make.heads)).value
+    return added is not None and not added.any()
 
 
 def _held_heads(make: Constructor) -> list[str]:

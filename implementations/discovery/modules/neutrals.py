@@ -70,6 +70,8 @@ class Neutral(StrEnum):
     BOTH_SIDES = "zeros (1, 2 Lk - 1, E)"
     SAMPLE_BOTH_SIDES = "zeros (B, 2 Lk - 1, E)"
     PAIRED_POSITIONS = "zeros (B, Lq, Lk, E)"
+    RESIDUAL = "zeros (B, Lq, E)"
+    SLOPES_OF_KEYS = "zeros (B * H, 1, Lk)"
     HEAD_BIAS = "zeros (H, d)"
     HEADS_ADDED = "zeros (H, Lq, Lk)"
     SHARED_ADDED = "zeros (Lq, Lk)"
@@ -133,7 +135,7 @@ class Neutral(StrEnum):
                 return torch.full((batch,), keys, device=x.device)
             case _ if self in ADDITIVE:
                 extents = {"B": batch, "Lq": length, "Lk": keys, "E": x.shape[2], "H": heads, "d": width, "1": 1}
-                extents["2 Lk - 1"] = 2 * keys - 1
+                extents |= {"2 Lk - 1": 2 * keys - 1, "B * H": batch * heads}
                 return x.new_zeros([extents[each] for each in self[self.index("(") + 1 : -1].split(", ")])
             case _:
                 return torch.full(masks[self[self.index("(") :]], "True" in self, device=x.device)
@@ -146,7 +148,7 @@ PLACED = (
 """Positions, of keys or of all distances, that are projected and added."""
 OF_SCORES = (Neutral.HEAD_BIAS, Neutral.ADDED, Neutral.HEADS_ADDED, Neutral.SHARED_ADDED)
 """What is added to queries or scores."""
-ADDITIVE = {*PLACED, *OF_SCORES}
+ADDITIVE = {*PLACED, *OF_SCORES, Neutral.RESIDUAL, Neutral.SLOPES_OF_KEYS}
 TABLES = (
     *(Neutral.TURNS, Neutral.PAIRS, Neutral.COSINES_SINES, Neutral.SAMPLE_COSINES_SINES, Neutral.ONES),
     *(Neutral.HALF_TABLES, Neutral.HEADS_TABLES, Neutral.HALF_HEADS_TABLES, Neutral.HALF_LENGTH_TABLES),
@@ -171,7 +173,7 @@ POSITION_WORDS = {"pos", "position", "positional", "rel", "relative", "r"}
 NO_INPUT_WORDS = (TABLE_WORDS - {"embed"} | POSITION_WORDS) | {
     *("mask", "masks", "pos", "position", "positions", "start", "offset", "index", "ids", "cache", "past", "state"),
     *("len", "lens", "length", "lengths", "size", "bias", "dropout", "training", "causal", "layer", "layers", "step"),
-    *("height", "width", "is", "use", "return", "output", "need", "scale", "kv"),
+    *("residual", "alibi", "height", "width", "is", "use", "return", "output", "need", "scale", "kv"),
 }
 """Words in the names of parameters that are no inputs, though they have to be given."""
 IDS = {"start", "ids", "id", "index", "offset"}
@@ -202,6 +204,10 @@ def neutrals(name: str) -> tuple[Neutral, ...]:
         return (Neutral.SHARED_PLACES, Neutral.PLACES, Neutral.NONE)
     if "bias" in words:
         return (*OF_SCORES, Neutral.NONE)
+    if "alibi" in words:
+        return Neutral.SLOPES_OF_KEYS, *OF_SCORES, Neutral.NONE
+    if "residual" in words:
+        return Neutral.RESIDUAL, Neutral.NONE
     if {"position", "embeddings"} <= words:
         return Neutral.SAMPLE_COSINES_SINES, Neutral.COSINES_SINES, *PLACED, Neutral.NONE
     if words & POSITION_WORDS and not words & ROTARY_WORDS:
