@@ -201,9 +201,7 @@ def module_candidate(
     return replace(made, documented=documented)
 
 
-def _as_stated(
-    plan: ModulePlan, samples_first: bool | None, check: ClaimCheck
-) -> tuple[AdapterRun, tuple[str, ...]]:
+def _as_stated(plan: ModulePlan, samples_first: bool | None, check: ClaimCheck) -> tuple[AdapterRun, tuple[str, ...]]:
     """The run in the layout that is stated, and a line where that is not the one in which it attends.
 
     A layout in which it raises was read wrongly: what mixes up its samples and its tokens answers in both.
@@ -272,7 +270,7 @@ def _option_claims(plan: ModulePlan, published: bool) -> tuple[ClaimCheck, list[
     `published`: dropout is that of the weights alone, as in torch.nn.MultiheadAttention.
     """
     named = plan.make.features | plan.call.options.named.features
-    modeless = plan.evaluating or not plan.has_modes
+    modeless = plan.evaluating or not plan.drops
     check, notes = option_claims(plan.check.without(DROPPING) if modeless else plan.check, named)
     if Feature.DROPOUT in check.claims and not published and drops_output(check):
         notes.append(unclaimed("dropout", "it drops components of the output, not weights"))
