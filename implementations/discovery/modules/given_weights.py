@@ -106,6 +106,7 @@ class Weights:
         axes: theirs.
         matrices: whether the name of a layer is that of its matrix, and no dictionary.
         into: what makes an array of the kind that is taken.
+        kv_heads: of keys and values; 0: as many as of queries.
     """
 
     width: int
@@ -113,18 +114,28 @@ class Weights:
     axes: Axes = Axes.FLAT
     matrices: bool = False
     into: Callable[[Any], Any] = np.asarray
+    kv_heads: int = 0
+
+    def _heads(self, roles: str) -> int:
+        """Of what has these roles."""
+        return self.kv_heads or self.heads if roles and {*roles} <= {*"kv"} else self.heads
+
+    def _columns(self, role: str) -> int:
+        """Of the weight of this role: all of its heads together."""
+        return self.width // self.heads * self.kv_heads if self.kv_heads and role in "kv" else self.width
 
     def named(self, name: str, roles: str = "") -> Any:
         """A weight or bias with these axes; FLAT is (E, n * E) and (n * E,) for n roles."""
         roles = roles or roles_in(name)
-        columns, is_bias = max(1, len(roles)) * self.width, OF_BIAS.search(name) is not None
+        columns, is_bias = sum(map(self._columns, roles or "q")), OF_BIAS.search(name) is not None
+        heads = self._heads(roles)
         shape: tuple[int, ...] = (columns,) if is_bias else (self.width, columns)
         if self.axes is Axes.ROWS:
             shape = shape[::-1]
         elif self.axes is not Axes.FLAT and roles not in ("o", "0", "c"):
-            each = (columns // self.heads,) if is_bias else (self.width, columns // self.heads)
+            each = (columns // heads,) if is_bias else (self.width, columns // heads)
             last = self.axes is Axes.HEADS_LAST
-            shape = (*each[:-1], self.heads, each[-1]) if last else (self.heads, *each)
+            shape = (*each[:-1], heads, each[-1]) if last else (heads, *each)
         elif self.axes in (Axes.HEADS_LAST, Axes.ALL_HEADS_FIRST) and not is_bias:
             shape = (self.heads, self.width // self.heads, self.width)
         return self.into(np.ones(shape, np.float32) / self.width)
@@ -164,7 +175,8 @@ class OnDemand(dict[str, Any]):
         name = OF_BLOCK.sub("", key)
         roles = LAYERS.get(name.lower(), "")
         if (size := size_of(key)) in COUNTS or key in GROUPS:
-            self[key] = value_of(size or Size.HEADS, self.weights.width, self.weights.heads)
+            counted = self.weights.kv_heads if key in GROUPS else 0
+            self[key] = counted or value_of(size or Size.HEADS, self.weights.width, self.weights.heads)
         elif WEIGHT.match(name):
             self[key] = self.weights.named(name)
         elif self.roles or (self.weights.matrices and roles):

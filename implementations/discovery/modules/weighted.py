@@ -52,6 +52,8 @@ from attention_conformance.implementations.discovery.modules.held_arrays import 
 )
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
 from attention_conformance.implementations.discovery.modules.neutrals import combined
+from attention_conformance.implementations.discovery.modules.passed_groups import GROUPED, lie_apart, passed_groups
+from attention_conformance.implementations.discovery.modules.passed_groups import SIZES as GROUPED_SIZES
 from attention_conformance.implementations.discovery.modules.passed_rates import RATE, PassedRate, passed_rate
 from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
@@ -113,12 +115,12 @@ class Weighted:
         with Globals(variables_of(self.function), sizes):
             return self.function(**bound, **{**self.always, **options}, **nested(arrays), **given)
 
-    def with_rate(self, rate: PassedRate) -> Weighted:
-        """The same, whose rate of dropout is given it by its mode."""
-        supplied = {name: supply for name, supply in self.supplied.items() if name not in rate.names}
-        kept = [p for name, p in self.called.parameters.items() if name not in rate.names]
-        always = {**self.always, **rate.given(0.0, training=True)}
-        return replace(self, supplied=supplied, called=self.called.replace(parameters=kept), always=always)
+    def always_given(self, given: Mapping[str, object]) -> Weighted:
+        """The same, whose parameters of these names are given this."""
+        supplied = {name: supply for name, supply in self.supplied.items() if name not in given}
+        kept = [p for name, p in self.called.parameters.items() if name not in given]
+        called = self.called.replace(parameters=kept)
+        return replace(self, supplied=supplied, called=called, always={**self.always, **given})
 
     def tried(self, weights: Weights) -> Iterator[dict[str, Any]]:
         """What may be given as its weights, the likelier first."""
@@ -174,9 +176,10 @@ class Shown:
     sizes: Mapping[str, Size]
     headed: bool
 
-    def weights(self, width: int, heads: int) -> Weights:
+    def weights(self, width: int, heads: int, kv_heads: int = 0) -> Weights:
         """Those of its framework."""
-        return Weights(width, heads, into=torch.from_numpy if self.framework == "torch" else np.asarray)
+        into = torch.from_numpy if self.framework == "torch" else np.asarray
+        return Weights(width, heads, into=into, kv_heads=kv_heads)
 
 
 def weighted_function(function: Any) -> type[nn.Module] | None:
@@ -204,32 +207,49 @@ def _taken(function: Any) -> tuple[Weighted, Shown | None] | None:
 def _as_module(function: Any, parts: Weighted, shown: Shown | None) -> type[nn.Module]:
     """The module whose parameters are its weights."""
     rate = None if shown is None else _rate(parts, shown)
-    parts = parts if rate is None else parts.with_rate(rate)
+    parts = parts if rate is None else parts.always_given(rate.given(0.0, training=True))
+    groups = "" if shown is None else _groups(parts, shown)
     counts_heads = shown is None or shown.headed or bool(parts.supplied or parts.settings or parts.globals)
     found = shown or Shown(0, "torch", {}, headed=False)
 
-    def made(embed_dim: int, num_heads: int = 1, dropout: float = 0.0) -> Held:
-        weights = found.weights(embed_dim, num_heads)
-        given = next(islice(parts.tried(weights), found.number, None))
+    def made(embed_dim: int, num_heads: int = 1, dropout: float = 0.0, num_kv_heads: int = 0) -> Held:
+        weights = found.weights(embed_dim, num_heads, num_kv_heads)
+        own = parts.always_given({groups: num_kv_heads or num_heads}) if groups else parts
+        given = next(islice(own.tried(weights), found.number, None))
         if parts.layers:  # a call makes whatever is looked up
-            parts.first_answer(weights, given)
+            own.first_answer(weights, given)
         flat = {path_of(path): each for path, each in flattened(given).items()} if parts.weights else flattened(given)
         arrays = {path: each for path, each in flat.items() if path not in found.sizes}
         sizes = {path: each for path, each in flat.items() if path in found.sizes}
 
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
-            return parts.answer(embed_dim, num_heads, {**sizes, **arrays}, inputs, options)
+            return own.answer(embed_dim, num_heads, {**sizes, **arrays}, inputs, options)
 
         held = Held(arrays, answer, found.framework, evaluation(function) if found.framework == "jax" else called)
         return held if rate is None else replace(held, of_mode=partial(rate.given, dropout))
 
     names = SIZES if counts_heads else SIZES[:1]
-    sizes = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    rates = [inspect.Parameter(RATE, inspect.Parameter.KEYWORD_ONLY, default=0.0)] if rate else []
-    signature = inspect.Signature([*sizes, *rates])
-    return cast(
-        "type[nn.Module]", mirror_class(function, built_once(made), signature, parts.called, drops=rate is not None)
-    )
+    built = _constructor(names, {**({RATE: 0.0} if rate else {}), **({GROUPED: 0} if groups else {})})
+    signature = parts.always_given({groups: 0}).called
+    mirror = mirror_class(function, built_once(made), built, signature, drops=rate is not None)
+    return cast("type[nn.Module]", mirror)
+
+
+def _constructor(sizes: Sequence[str], options: Mapping[str, object]) -> inspect.Signature:
+    """Of the module, with options by name."""
+    counted = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in sizes]
+    named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=each) for name, each in options.items()]
+    return inspect.Signature([*counted, *named])
+
+
+def _groups(parts: Weighted, shown: Shown) -> str:
+    """Its parameter for the number of heads of keys and values, if it answers with fewer; else empty."""
+    name = safe_call(lambda: passed_groups(inspect.signature(parts.function))).value
+    if not name:
+        return ""
+    weights, own = shown.weights(*GROUPED_SIZES), parts.always_given({name: GROUPED_SIZES[2]})
+    given = next(islice(own.tried(weights), shown.number, None))
+    return name if own.first_answer(weights, given) is not None and lie_apart(flattened(given)) else ""
 
 
 def _rate(parts: Weighted, shown: Shown) -> PassedRate | None:
@@ -237,7 +257,7 @@ def _rate(parts: Weighted, shown: Shown) -> PassedRate | None:
     rate = safe_call(lambda: passed_rate(inspect.signature(parts.function))).value
     if rate is None or shown.framework == "jax":
         return None
-    tried = parts.with_rate(rate)
+    tried = parts.always_given(rate.given(0.0, training=True))
     modes = [rate.given(DROPPED, training) for training in (True, False)]
     return rate if any(_draws(tried, shown, each) for each in modes) else None
 
