@@ -164,7 +164,7 @@ class Served:
         options = request.options
         own = {name: options[shown] for shown, name in self.passed.items() if options.get(shown) is not None}
         own = self._needed(request.query.shape[-1]) | own
-        slopes = own.get("alibi_slopes")
+        slopes: Any = own.get("alibi_slopes")
         if self.packed and getattr(slopes, "ndim", 1) > 1:
             own["alibi_slopes"] = slopes[_samples_of(request.query_ends, len(slopes))]
         found = {part: request.given(part) for part in {*self.parts.values()}}
