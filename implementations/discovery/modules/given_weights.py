@@ -21,7 +21,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
 from attention_conformance.implementations.discovery.modules.parameters import LAYERS
 from attention_conformance.implementations.discovery.signatures import required, role
 
-ROLE = r"(?:q|k|v|o|0|out|output|qkv|kqv|kv|concat|query|key|value|queries|keys|values)"
+ROLE = r"(?:q|k|v|o|p|0|out|output|qkv|kqv|kv|concat|query|key|value|queries|keys|values|qs|ks|vs)"
 HOLDER = r"(?:w|b|bias|weights?|kernel|proj|projection|omega|beta)"
 WEIGHT = re.compile(rf"^(?:{HOLDER}_?{ROLE}|{ROLE}_?{HOLDER}|{HOLDER}_{ROLE}_?{HOLDER}?|omega_?c)$", re.IGNORECASE)
 """Names of arguments that are weights or biases."""
@@ -39,6 +39,8 @@ OF_WHOLE, OF_CHOICES = {"params", "parameters"}, {"hyper", "model", "num", "n"}
 """Words in the names of such a dictionary, and of what is none."""
 PAIRS = (("w", "b"), ("weight", "bias"), ("kernel", "bias"), ("W", "b"), ("w",), ("weight",))
 """Keys of the dictionary of one layer."""
+OF_OUTPUT = ("o", "0", "c", "p")
+"""How roles of the output begin."""
 LISTS = (("qkv", "o"), ("q", "k", "v", "o"), ("q", "k", "v"))
 """What the layers in a list hold."""
 OF_BIAS = re.compile(r"^(b|bias|beta)(_|[A-Z]|[qkvo]|out|$)|_(b|bias|beta)$")
@@ -61,6 +63,7 @@ class Axes(StrEnum):
     HEADS_FIRST = "(H, E, d), of the output (H * d, E)"
     ALL_HEADS_FIRST = "(H, E, d), of the output (H, d, E)"
     ROWS = "(H * d, E), as nn.Linear holds them"
+    LISTED = "(E, d) of each head in a list, of the output (H * d, E)"
 
 
 def layer_of(name: str) -> str:
@@ -130,9 +133,12 @@ class Weights:
         columns, is_bias = sum(map(self._columns, roles or "q")), OF_BIAS.search(name) is not None
         heads = self._heads(roles)
         shape: tuple[int, ...] = (columns,) if is_bias else (self.width, columns)
+        if self.axes is Axes.LISTED and roles not in OF_OUTPUT:
+            each = self.into(np.ones((*shape[:-1], columns // heads), np.float32) / self.width)
+            return {str(head): each for head in range(heads)}
         if self.axes is Axes.ROWS:
             shape = shape[::-1]
-        elif self.axes is not Axes.FLAT and roles not in ("o", "0", "c"):
+        elif self.axes is not Axes.FLAT and roles not in OF_OUTPUT:
             each = (columns // heads,) if is_bias else (self.width, columns // heads)
             last = self.axes is Axes.HEADS_LAST
             shape = (*each[:-1], heads, each[-1]) if last else (heads, *each)
