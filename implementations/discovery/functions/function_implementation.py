@@ -21,6 +21,7 @@ from attention_conformance.implementations.discovery.functions.function_calls im
 from attention_conformance.implementations.discovery.functions.function_masks import with_masks_of_samples
 from attention_conformance.implementations.discovery.functions.kept_weights import in_halves
 from attention_conformance.implementations.discovery.functions.layer_numbers import in_other_layers
+from attention_conformance.implementations.discovery.functions.prefix_numbers import with_prefixes
 from attention_conformance.implementations.discovery.functions.served import Served
 from attention_conformance.implementations.discovery.functions.sink_tokens import with_all_sinks
 from attention_conformance.implementations.discovery.functions.three_axes import with_three_axes
@@ -64,6 +65,8 @@ def implementation_of(
         own_ways = {**other_ways} | in_splits(check, whole) | with_three_axes(check, written)
         own_ways |= in_halves(check, whole) | with_all_sinks(check, whole) | in_other_layers(check, whole)
         alternatives |= {way: make(Chosen(other, positions)) for way, other in own_ways.items()}
+        prefixes = with_prefixes(check, whole)
+        alternatives |= {way: make(Chosen(other), extras=()) for way, other in prefixes.items()}
     shipped, wrapped = (whole.function, Compiled) if isinstance(whole, Compiled) else (whole, lambda each: each)
     if isinstance(shipped, ShippedCall) and shipped.flag and extras:
         alone = replace(check.function, function=wrapped(shipped.without_log_sum_exp()))

@@ -25,7 +25,7 @@ from attention_conformance.implementations.discovery.documented import (
     states_any_axes,
     states_masks_of_samples,
 )
-from attention_conformance.implementations.discovery.documented_axes import most_axes
+from attention_conformance.implementations.discovery.documented_axes import most_axes, promises_masks_of_samples
 from attention_conformance.implementations.discovery.functions.function_calls import ArrayKind, RenamedCall
 from attention_conformance.implementations.discovery.grouped_masks import takes_one_head_alone
 from attention_conformance.implementations.discovery.key_masks import with_key_mask
@@ -42,6 +42,7 @@ from attention_conformance.implementations.discovery.modules.module_masks import
     shaped,
 )
 from attention_conformance.implementations.discovery.rows_without_keys import ADDED
+from attention_conformance.implementations.discovery.signatures import signature_of
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.implementations.discovery.vocabulary import KeysForm, MaskForm
 from attention_conformance.spec.cases import Case, MaskShape, Pattern
@@ -281,13 +282,20 @@ def with_one_head_in_groups(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:
 
 
 def with_masks_of_samples(check: ClaimCheck) -> dict[str, RenamedCall]:
-    """The call with masks of three axes, whose first one are samples, if it takes them, by what it is."""
+    """The call with masks of three axes, whose first one are samples, by what it is.
+
+    Where it does not take them it is none, unless its documentation states that queries of four axes may have these.
+    """
     call = check.function
     assert isinstance(call, RenamedCall)
-    other = replace(call, form=MaskForm.NO_HEADS)
+    if call.form is not MaskForm.GIVEN or Feature.BOOL_MASK not in check.claims:
+        return {}
+    other, way = replace(call, form=MaskForm.NO_HEADS), f"with its masks as {SAMPLES}"
+    own, query = call.options.spelled.get("bool_mask", ""), next(iter(signature_of(call.function).parameters), "")
+    if promises_masks_of_samples(as_written(call.function), own, query):
+        return {way: other}
     case = replace(MASKED, mask_shape=MaskShape.SAMPLE)
-    refused = call.form is not MaskForm.GIVEN or Feature.BOOL_MASK not in check.claims
-    return {} if refused or replace(check, function=other).run(case).error else {f"with its masks as {SAMPLES}": other}
+    return {} if replace(check, function=other).run(case).error else {way: other}
 
 
 def with_padding_as_seen(check: ClaimCheck, kind: ArrayKind) -> ClaimCheck:

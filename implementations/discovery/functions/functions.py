@@ -80,6 +80,7 @@ from attention_conformance.implementations.discovery.functions.own_lengths impor
 from attention_conformance.implementations.discovery.functions.own_slopes import without_own_slopes
 from attention_conformance.implementations.discovery.functions.prefix_keys import SETTINGS as PREFIXED
 from attention_conformance.implementations.discovery.functions.prefix_keys import PrefixKeys, with_prefix_keys
+from attention_conformance.implementations.discovery.functions.prefix_numbers import judged_prefix
 from attention_conformance.implementations.discovery.functions.rows_of_functions import empty_rows_of_function
 from attention_conformance.implementations.discovery.functions.segments_from_one import with_segments_from_one
 from attention_conformance.implementations.discovery.functions.served import Served
@@ -391,9 +392,9 @@ def _usual_candidate(
     if shipped:
         return with_cache(made, shipped)
     judged = replace(check, claims=claims)
-    dropped = masks_of_dropout(function) if WAY in made.alternatives else ()
-    findings = broken | windows | mask_findings(getattr(function, "function", function), own, judged, dropped)
+    ways = {*(masks_of_dropout(function) if WAY in made.alternatives else ()), *judged_prefix(made, function)}
+    findings = broken | windows | mask_findings(getattr(function, "function", function), own, judged, ways)
     sizes = {name for each in blocks.values() for name in each.options.always}
-    seen = {*names, *findings, *sizes, *unfelt_layers(function), *biases}
+    seen = {*names, *findings, *sizes, *unfelt_layers(function), *biases, *ways}
     findings = unknown_options(check, function, seen) | findings
     return replace(made, findings=findings, as_seen=masks_as_seen(own, judged))

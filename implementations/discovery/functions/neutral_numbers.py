@@ -38,11 +38,13 @@ class NeutralNumber:
         function: it.
         name: the option.
         number: what it is given unless it is given another one.
+        why: for a note.
     """
 
     function: Callable[..., Any]
     name: str
     number: int
+    why: str = "what it hides by default is unknown"
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -53,7 +55,7 @@ class NeutralNumber:
     @property
     def about(self) -> str:
         """For a note."""
-        return f"given {self.name}={self.number}: what it hides by default is unknown"
+        return f"given {self.name}={self.number}: {self.why}"
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """The function's answer."""

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attention_conformance.implementations.adapters.paging import Pages, TakenPages, in_pages, lengths_of_samples
 from attention_conformance.implementations.api.contract import Claims, Fit, Unsupported
@@ -163,14 +164,20 @@ class Served:
         options = request.options
         own = {name: options[shown] for shown, name in self.passed.items() if options.get(shown) is not None}
         own = self._needed(request.query.shape[-1]) | own
-        if self.packed and getattr(own.get("alibi_slopes"), "ndim", 1) > 1:
-            raise ValueError("slopes of each sample, where documents have none")
+        slopes: Any = own.get("alibi_slopes")
+        if self.packed and getattr(slopes, "ndim", 1) > 1:
+            own["alibi_slopes"] = slopes[_samples_of(request.query_ends, len(slopes))]
         found = {part: request.given(part) for part in {*self.parts.values()}}
         given = {name: found[part] for name, part in self.parts.items() if found[part] is not None}
         given |= {name: request.size(count) for name, count in self.sizes.items()}
         answer = _called(self.kernel, self.own, given | own)
         room = found.get(Part.OUTPUT)
         return room if answer is None and room is not None else answer
+
+
+def _samples_of(ends: Any, samples: int) -> NDArray[np.int64]:
+    """The sample of each document, of which each one has as many."""
+    return np.repeat(np.arange(samples), (len(ends) - 1) // samples)
 
 
 def _called(kernel: Callable[..., Any], own: inspect.Signature, given: Mapping[str, Any]) -> Any:

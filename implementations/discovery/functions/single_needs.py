@@ -34,6 +34,7 @@ from attention_conformance.implementations.discovery.functions.neutral_numbers i
     with_neutral_number,
 )
 from attention_conformance.implementations.discovery.functions.own_settings import OwnSettings, with_own_settings
+from attention_conformance.implementations.discovery.functions.prefix_numbers import with_needed_prefix
 
 SingleNeed: TypeAlias = (
     OwnSettings
@@ -67,4 +68,5 @@ def with_single_need(function: Callable[..., Any]) -> SingleNeed | None:
     needed = needed or with_needed_cap(function) or with_named_options(function)
     needed = needed or with_needed_window(function) or with_window_sides(function) or with_pair_by_default(function)
     needed = needed or with_needed_tables(function) or with_neutral_number(function)
+    needed = needed or with_needed_prefix(function)
     return needed or with_given_sizes(function) or with_dividing_scale(function) or with_block_sizes(function)

@@ -21,7 +21,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
 from attention_conformance.implementations.discovery.modules.parameters import LAYERS
 from attention_conformance.implementations.discovery.signatures import required, role
 
-ROLE = r"(?:q|k|v|o|0|out|output|qkv|kqv|kv|concat|query|key|value|queries|keys|values)"
+ROLE = r"(?:q|k|v|o|p|0|out|output|qkv|kqv|kv|concat|query|key|value|queries|keys|values|qs|ks|vs)"
 HOLDER = r"(?:w|b|bias|weights?|kernel|proj|projection|omega|beta)"
 WEIGHT = re.compile(rf"^(?:{HOLDER}_?{ROLE}|{ROLE}_?{HOLDER}|{HOLDER}_{ROLE}_?{HOLDER}?|omega_?c)$", re.IGNORECASE)
 """Names of arguments that are weights or biases."""
@@ -39,6 +39,8 @@ OF_WHOLE, OF_CHOICES = {"params", "parameters"}, {"hyper", "model", "num", "n"}
 """Words in the names of such a dictionary, and of what is none."""
 PAIRS = (("w", "b"), ("weight", "bias"), ("kernel", "bias"), ("W", "b"), ("w",), ("weight",))
 """Keys of the dictionary of one layer."""
+OF_OUTPUT = ("o", "0", "c", "p")
+"""How roles of the output begin."""
 LISTS = (("qkv", "o"), ("q", "k", "v", "o"), ("q", "k", "v"))
 """What the layers in a list hold."""
 OF_BIAS = re.compile(r"^(b|bias|beta)(_|[A-Z]|[qkvo]|out|$)|_(b|bias|beta)$")
@@ -61,6 +63,7 @@ class Axes(StrEnum):
     HEADS_FIRST = "(H, E, d), of the output (H * d, E)"
     ALL_HEADS_FIRST = "(H, E, d), of the output (H, d, E)"
     ROWS = "(H * d, E), as nn.Linear holds them"
+    LISTED = "(E, d) of each head in a list, of the output (H * d, E)"
 
 
 def layer_of(name: str) -> str:
@@ -106,6 +109,7 @@ class Weights:
         axes: theirs.
         matrices: whether the name of a layer is that of its matrix, and no dictionary.
         into: what makes an array of the kind that is taken.
+        kv_heads: of keys and values; 0: as many as of queries.
     """
 
     width: int
@@ -113,18 +117,31 @@ class Weights:
     axes: Axes = Axes.FLAT
     matrices: bool = False
     into: Callable[[Any], Any] = np.asarray
+    kv_heads: int = 0
+
+    def _heads(self, roles: str) -> int:
+        """Of what has these roles."""
+        return self.kv_heads or self.heads if roles and {*roles} <= {*"kv"} else self.heads
+
+    def _columns(self, role: str) -> int:
+        """Of the weight of this role: all of its heads together."""
+        return self.width // self.heads * self.kv_heads if self.kv_heads and role in "kv" else self.width
 
     def named(self, name: str, roles: str = "") -> Any:
         """A weight or bias with these axes; FLAT is (E, n * E) and (n * E,) for n roles."""
         roles = roles or roles_in(name)
-        columns, is_bias = max(1, len(roles)) * self.width, OF_BIAS.search(name) is not None
+        columns, is_bias = sum(map(self._columns, roles or "q")), OF_BIAS.search(name) is not None
+        heads = self._heads(roles)
         shape: tuple[int, ...] = (columns,) if is_bias else (self.width, columns)
+        if self.axes is Axes.LISTED and roles not in OF_OUTPUT:
+            each = self.into(np.ones((*shape[:-1], columns // heads), np.float32) / self.width)
+            return {str(head): each for head in range(heads)}
         if self.axes is Axes.ROWS:
             shape = shape[::-1]
-        elif self.axes is not Axes.FLAT and roles not in ("o", "0", "c"):
-            each = (columns // self.heads,) if is_bias else (self.width, columns // self.heads)
+        elif self.axes is not Axes.FLAT and roles not in OF_OUTPUT:
+            each = (columns // heads,) if is_bias else (self.width, columns // heads)
             last = self.axes is Axes.HEADS_LAST
-            shape = (*each[:-1], self.heads, each[-1]) if last else (self.heads, *each)
+            shape = (*each[:-1], heads, each[-1]) if last else (heads, *each)
         elif self.axes in (Axes.HEADS_LAST, Axes.ALL_HEADS_FIRST) and not is_bias:
             shape = (self.heads, self.width // self.heads, self.width)
         return self.into(np.ones(shape, np.float32) / self.width)
@@ -164,7 +181,8 @@ class OnDemand(dict[str, Any]):
         name = OF_BLOCK.sub("", key)
         roles = LAYERS.get(name.lower(), "")
         if (size := size_of(key)) in COUNTS or key in GROUPS:
-            self[key] = value_of(size or Size.HEADS, self.weights.width, self.weights.heads)
+            counted = self.weights.kv_heads if key in GROUPS else 0
+            self[key] = counted or value_of(size or Size.HEADS, self.weights.width, self.weights.heads)
         elif WEIGHT.match(name):
             self[key] = self.weights.named(name)
         elif self.roles or (self.weights.matrices and roles):

@@ -31,6 +31,7 @@ class Held:
         evaluate: how an answer of JAX is computed.
         empty: empties a cache that it holds.
         backward: takes the gradient of its last answer, and returns those of its inputs; None where it has none.
+        of_mode: what it is given in training mode, and otherwise.
     """
 
     arrays: Mapping[str, Any]
@@ -39,6 +40,7 @@ class Held:
     evaluate: Evaluation = called
     empty: Callable[[], object] = lambda: None
     backward: Backward | None = None
+    of_mode: Callable[[bool], Mapping[str, object]] = lambda training: {}
 
 
 class Mirror(nn.Module):
@@ -48,6 +50,8 @@ class Mirror(nn.Module):
     original: ClassVar[Any]
     in_parts: ClassVar[bool] = False
     """Whether it has more parameters than projections, so that it is judged as it is built, too."""
+    drops: ClassVar[bool] = False
+    """Whether it is built with a rate of dropout, which counts in training mode."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__()
@@ -60,6 +64,7 @@ class Mirror(nn.Module):
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Its answer in tensors."""
         parameters = {path: self._at(path) for path in self.held.arrays}
+        options = {**self.held.of_mode(self.training), **options}
         if self.held.framework == "torch":
             return self.held.answer(parameters, inputs, options)
         if self.held.framework == "numpy":
@@ -94,10 +99,11 @@ def mirror_class(
     called: inspect.Signature,
     emptying: str = "",
     in_parts: bool = False,
+    drops: bool = False,
 ) -> type:
     """A subclass of `Mirror` that is built and called with these signatures, the latter without self.
 
-    `emptying` is the name of its method that empties a cache, if it has one; `in_parts`: see `Mirror`.
+    `emptying` is the name of its method that empties a cache, if it has one; `in_parts`, `drops`: see `Mirror`.
     """
 
     def forward(self: Mirror, *inputs: Any, **options: Any) -> Any:
@@ -107,9 +113,10 @@ def mirror_class(
     forward.__signature__ = called.replace(  # type: ignore[attr-defined]  # what inspect.signature reads
         parameters=[own, *called.parameters.values()]
     )
-    text = {"__doc__": kind.__doc__, "__signature__": built, "original": staticmethod(kind), "in_parts": in_parts}
+    text = {"__doc__": kind.__doc__, "__signature__": built, "original": staticmethod(kind)}
+    known = {**text, "in_parts": in_parts, "drops": drops}
     methods = {"forward": forward, **({emptying: lambda self: self.held.empty()} if emptying else {})}
-    return type(kind.__name__, (Mirror,), {**text, "made": staticmethod(made), **methods})
+    return type(kind.__name__, (Mirror,), {**known, "made": staticmethod(made), **methods})
 
 
 def _converted(options: Mapping[str, Any], into: Callable[[torch.Tensor], Any]) -> dict[str, Any]:

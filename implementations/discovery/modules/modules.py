@@ -270,7 +270,7 @@ def _option_claims(plan: ModulePlan, published: bool) -> tuple[ClaimCheck, list[
     `published`: dropout is that of the weights alone, as in torch.nn.MultiheadAttention.
     """
     named = plan.make.features | plan.call.options.named.features
-    modeless = plan.evaluating or not plan.has_modes
+    modeless = plan.evaluating or not plan.drops
     check, notes = option_claims(plan.check.without(DROPPING) if modeless else plan.check, named)
     if Feature.DROPOUT in check.claims and not published and drops_output(check):
         notes.append(unclaimed("dropout", "it drops components of the output, not weights"))

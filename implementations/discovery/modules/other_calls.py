@@ -186,7 +186,7 @@ def _with_dropout(plan: ModulePlan) -> Constructor | None:
         drops = bool(plan.make.rates) or with_dropout(built(plan.make))
     rates = dict.fromkeys(plan.make.rates, RATE)
     options = {**plan.make.options, **rates}
-    return replace(plan.make, options=options, dropping=True) if drops and plan.has_modes else None
+    return replace(plan.make, options=options, dropping=True) if drops and plan.drops else None
 
 
 def _requested(plan: ModulePlan) -> Iterator[tuple[str, tuple[ModuleCall, dict[int, str]]]]:

@@ -127,6 +127,11 @@ class ModulePlan:
         return not (isinstance(self.make.kind, type) and issubclass(self.make.kind, Mirror))
 
     @property
+    def drops(self) -> bool:
+        """Whether it can be put into evaluation mode, in which nothing is dropped."""
+        return self.has_modes or bool(getattr(self.make.kind, "drops", False))
+
+    @property
     def in_parts(self) -> bool:
         """Whether it is judged as it is built, too: a module of torch, or what is given more than projections."""
         return self.has_modes or bool(getattr(self.make.kind, "in_parts", False))

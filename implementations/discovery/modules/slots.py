@@ -12,13 +12,14 @@ from torch import nn
 from attention_conformance.implementations.discovery.modules.parameters import WRAPPED, patterns, place_of
 
 WORDS = {
-    "q": {"q", "bq", "query", "queries", "wq", "toq", "toqueries", "toquery", "qs"},
-    "k": {"k", "bk", "key", "keys", "wk", "tok", "tokeys", "tokey", "ks"},
-    "v": {"v", "bv", "val", "vals", "value", "values", "wv", "tov", "tovalues", "tovalue", "vs"},
+    "q": {"q", "bq", "query", "queries", "wq", "toq", "toqueries", "toquery", "qs", "wqs"},
+    "k": {"k", "bk", "key", "keys", "wk", "tok", "tokeys", "tokey", "ks", "wks"},
+    "v": {"v", "bv", "val", "vals", "value", "values", "wv", "tov", "tovalues", "tovalue", "vs", "wvs"},
     "o": {
         "o",
         "wo",
         "bo",
+        "wp",
         "out",
         "output",
         "proj",
@@ -39,7 +40,7 @@ PACKED = re.compile(r"(?:^|_|to|w)(qkv|kqv|qvk|vkq|vqk|kvq|kv|vk|qk)(?:$|_|s$)")
 """Words for several projections in one, in their order."""
 W_0 = re.compile(r"(?:^|\.)w_?0(?:\.|$)", re.IGNORECASE)
 """The output projection, with a number for the letter."""
-MATRIX = r"w(?:_?(?:q|k|v|o|qkv|kv|query|key|value|queries|keys|values|out|output))?"
+MATRIX = r"w(?:_?(?:q|k|v|o|p|qkv|kv|query|key|value|queries|keys|values|out|output))?"
 """Names of matrices without a layer, which inputs are multiplied with from the left."""
 OF_POSITIONS = {"pos", "position", "positions", "positional", "rel", "relative", "r", "p"}
 """Words in paths of what is no projection of tokens, but of positions."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, product
 from typing import Any, cast
@@ -16,6 +16,7 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.jax_programs import called, can_be_traced, evaluation, shapes_of
 from attention_conformance.implementations.adapters.mha_interface import PLACES
+from attention_conformance.implementations.api.global_state import numpy_seeded, torch_seeded
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.modules.array_modules import built_once
 from attention_conformance.implementations.discovery.modules.bare import Globals
@@ -51,6 +52,9 @@ from attention_conformance.implementations.discovery.modules.held_arrays import 
 )
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
 from attention_conformance.implementations.discovery.modules.neutrals import combined
+from attention_conformance.implementations.discovery.modules.passed_groups import GROUPED, lie_apart, passed_groups
+from attention_conformance.implementations.discovery.modules.passed_groups import SIZES as GROUPED_SIZES
+from attention_conformance.implementations.discovery.modules.passed_rates import RATE, PassedRate, passed_rate
 from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
 from attention_conformance.implementations.discovery.vocabulary import OPTIONS, words_of
@@ -62,6 +66,8 @@ OTHER_SIZES = (20, 2)
 """A width of inputs that are no three equal parts, and a number of heads."""
 NUMBERS = {"i", "idx", "index", "id", "number", "num", "no"}
 """Words in the name of the number of a layer."""
+DROPPED = 0.5
+"""A rate of dropout, with which hardly any answer is the same by chance."""
 NUMERIC = (inspect.Parameter.empty, int, float, "int", "float")
 """Annotations of what is a number."""
 Supply = Callable[[int, int, Sequence[int]], object]
@@ -81,6 +87,7 @@ class Weighted:
         globals: the sizes that it reads from its file.
         inputs: its parameters that are inputs.
         called: its other parameters, and these.
+        always: what its others are given.
     """
 
     function: Callable[..., Any]
@@ -91,6 +98,7 @@ class Weighted:
     globals: Mapping[str, Size]
     inputs: tuple[str, ...]
     called: inspect.Signature
+    always: Mapping[str, object] = field(default_factory=dict)
 
     def answer(
         self, width: int, heads: int, arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]
@@ -105,7 +113,14 @@ class Weighted:
         own = {path_of(p.name): p.name for p in self.weights}
         arrays = {own.get(path, path): array for path, array in arrays.items()}
         with Globals(variables_of(self.function), sizes):
-            return self.function(**bound, **options, **nested(arrays), **given)
+            return self.function(**bound, **{**self.always, **options}, **nested(arrays), **given)
+
+    def always_given(self, given: Mapping[str, object]) -> Weighted:
+        """The same, whose parameters of these names are given this."""
+        supplied = {name: supply for name, supply in self.supplied.items() if name not in given}
+        kept = [p for name, p in self.called.parameters.items() if name not in given]
+        called = self.called.replace(parameters=kept)
+        return replace(self, supplied=supplied, called=called, always={**self.always, **given})
 
     def tried(self, weights: Weights) -> Iterator[dict[str, Any]]:
         """What may be given as its weights, the likelier first."""
@@ -161,6 +176,11 @@ class Shown:
     sizes: Mapping[str, Size]
     headed: bool
 
+    def weights(self, width: int, heads: int, kv_heads: int = 0) -> Weights:
+        """Those of its framework."""
+        into = torch.from_numpy if self.framework == "torch" else np.asarray
+        return Weights(width, heads, into=into, kv_heads=kv_heads)
+
 
 def weighted_function(function: Any) -> type[nn.Module] | None:
     """A function that takes its weights as arguments, as a module; None where their names are not those of weights.
@@ -186,26 +206,80 @@ def _taken(function: Any) -> tuple[Weighted, Shown | None] | None:
 
 def _as_module(function: Any, parts: Weighted, shown: Shown | None) -> type[nn.Module]:
     """The module whose parameters are its weights."""
+    rate = None if shown is None else _rate(parts, shown)
+    parts = parts if rate is None else parts.always_given(rate.given(0.0, training=True))
+    groups = "" if shown is None else _groups(parts, shown)
     counts_heads = shown is None or shown.headed or bool(parts.supplied or parts.settings or parts.globals)
     found = shown or Shown(0, "torch", {}, headed=False)
 
-    def made(embed_dim: int, num_heads: int = 1) -> Held:
-        weights = Weights(embed_dim, num_heads, into=torch.from_numpy if found.framework == "torch" else np.asarray)
-        given = next(islice(parts.tried(weights), found.number, None))
+    def made(embed_dim: int, num_heads: int = 1, dropout: float = 0.0, num_kv_heads: int = 0) -> Held:
+        weights = found.weights(embed_dim, num_heads, num_kv_heads)
+        own = parts.always_given({groups: num_kv_heads or num_heads}) if groups else parts
+        given = next(islice(own.tried(weights), found.number, None))
         if parts.layers:  # a call makes whatever is looked up
-            parts.first_answer(weights, given)
+            own.first_answer(weights, given)
         flat = {path_of(path): each for path, each in flattened(given).items()} if parts.weights else flattened(given)
         arrays = {path: each for path, each in flat.items() if path not in found.sizes}
         sizes = {path: each for path, each in flat.items() if path in found.sizes}
 
         def answer(arrays: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
-            return parts.answer(embed_dim, num_heads, {**sizes, **arrays}, inputs, options)
+            return own.answer(embed_dim, num_heads, {**sizes, **arrays}, inputs, options)
 
-        return Held(arrays, answer, found.framework, evaluation(function) if found.framework == "jax" else called)
+        held = Held(arrays, answer, found.framework, evaluation(function) if found.framework == "jax" else called)
+        return held if rate is None else replace(held, of_mode=partial(rate.given, dropout))
 
     names = SIZES if counts_heads else SIZES[:1]
-    built = inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
-    return cast("type[nn.Module]", mirror_class(function, built_once(made), built, parts.called))
+    built = _constructor(names, {**({RATE: 0.0} if rate else {}), **({GROUPED: 0} if groups else {})})
+    signature = parts.always_given({groups: 0}).called
+    mirror = mirror_class(function, built_once(made), built, signature, drops=rate is not None)
+    return cast("type[nn.Module]", mirror)
+
+
+def _constructor(sizes: Sequence[str], options: Mapping[str, object]) -> inspect.Signature:
+    """Of the module, with options by name."""
+    counted = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in sizes]
+    named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=each) for name, each in options.items()]
+    return inspect.Signature([*counted, *named])
+
+
+def _groups(parts: Weighted, shown: Shown) -> str:
+    """Its parameter for the number of heads of keys and values, if it answers with fewer; else empty."""
+    name = safe_call(lambda: passed_groups(inspect.signature(parts.function))).value
+    if not name:
+        return ""
+    weights, own = shown.weights(*GROUPED_SIZES), parts.always_given({name: GROUPED_SIZES[2]})
+    given = next(islice(own.tried(weights), shown.number, None))
+    return name if own.first_answer(weights, given) is not None and lie_apart(flattened(given)) else ""
+
+
+def _rate(parts: Weighted, shown: Shown) -> PassedRate | None:
+    """Its rate of dropout, where other numbers are drawn with each seed, and none without it."""
+    rate = safe_call(lambda: passed_rate(inspect.signature(parts.function))).value
+    if rate is None or shown.framework == "jax":
+        return None
+    tried = parts.always_given(rate.given(0.0, training=True))
+    modes = [rate.given(DROPPED, training) for training in (True, False)]
+    return rate if any(_draws(tried, shown, each) for each in modes) else None
+
+
+def _draws(parts: Weighted, shown: Shown, always: Mapping[str, object]) -> bool:
+    """Whether each seed gives another answer with a rate of dropout, and all the same without."""
+    without = {name: 0.0 if each == DROPPED else each for name, each in always.items()}
+    plain = [_drawn(parts, shown, without, seed) for seed in (1, 2)]
+    dropped = [_drawn(parts, shown, always, seed) for seed in (1, 2, 1)]
+    if any(each is None for each in (*plain, *dropped)):
+        return False
+    same = np.array_equal(*plain) and np.array_equal(dropped[0], dropped[2])
+    return same and not np.array_equal(dropped[0], dropped[1])
+
+
+def _drawn(parts: Weighted, shown: Shown, always: Mapping[str, object], seed: int) -> Any:
+    """Its first answer with what is given it always, as an array; None where there is none."""
+    weights = shown.weights(WIDTH, HEADS)
+    given = next(islice(parts.tried(weights), shown.number, None))
+    with torch_seeded(seed), numpy_seeded(seed):
+        answer = replace(parts, always={**parts.always, **always}).first_answer(weights, given)
+    return None if answer is None else np.asarray(answer)
 
 
 def _parts(function: Any, of_layers: bool = False) -> Weighted | None:

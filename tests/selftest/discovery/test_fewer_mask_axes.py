@@ -94,3 +94,33 @@ def test_a_published_name_may_be_that_of_a_mask_of_keys(
 ) -> None:
     made = make(OF_KEYS.format(causal=causal, words=words, slip=slip))
     assert bool(failing(made, *CLAUSES, dtype="float64")) is wrong
+
+
+FOUR_AXES = "Q, K, V: (batch, heads, length, width). "
+RANKS = "mask: bool, True = visible, (Lq, Lk), (batch, Lq, Lk) or (batch, heads, Lq, Lk)."
+BY_FRONT = """
+    if mask is not None:
+        {axes}
+        s = s.masked_fill(~mask, -torch.inf)
+    return s.softmax(-1) @ V
+"""
+OF_HEADS = "mask = mask[:, None] if mask.ndim == 3 else mask"
+IN_FRONT = "mask = mask[(None,) * (4 - mask.ndim)]"
+
+
+@pytest.mark.parametrize(
+    ("words", "axes", "wrong"),
+    [
+        (FOUR_AXES + RANKS, OF_HEADS, False),
+        (FOUR_AXES + RANKS, IN_FRONT, True),
+        (RANKS, IN_FRONT, False),
+        ("Q: (batch, length, width) or (batch, heads, length, width). " + RANKS, IN_FRONT, False),
+        (FOUR_AXES + "mask: bool, True = visible, broadcast from (batch, Lq, Lk).", IN_FRONT, False),
+    ],
+)
+def test_masks_of_samples_are_promised_where_queries_have_four_axes(
+    make: Make, words: str, axes: str, wrong: bool
+) -> None:
+    text = f'\ndef f(Q, K, V, mask=None):\n    """{words}"""\n    s = Q @ K.mT / Q.shape[-1] ** 0.5'
+    made = make(text + BY_FRONT.format(axes=axes))
+    assert bool(failing(made, "relations.alternatives")) is wrong
