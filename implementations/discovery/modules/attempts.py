@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from inspect import Parameter
 from itertools import islice, product
@@ -27,6 +28,12 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
 )
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built, constructor
 from attention_conformance.implementations.discovery.modules.file_sizes import sizes_in_file
+from attention_conformance.implementations.discovery.modules.given_parts import (
+    NO_PARTS,
+    Part,
+    parts_given,
+    without_parts,
+)
 from attention_conformance.implementations.discovery.modules.parameters import LAYERS
 from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor, own_names, required
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -62,10 +69,18 @@ def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
     Raises:
         TargetError: in the end, where its constructor states too little, and none of the attempts was taken.
     """
+    for parts in parts_given(kind):
+        with suppress(TargetError):
+            yield from _attempts(kind, parts)
+    yield from _attempts(kind, NO_PARTS)
+
+
+def _attempts(kind: type[nn.Module], parts: Mapping[str, Part]) -> Iterator[Constructor]:
+    """The same with these parts."""
     refused: TargetError | None = None
     first: Constructor | None = None
     try:
-        first = constructor(kind)
+        first = constructor(kind, parts)
         yield first
     except TargetError as error:
         refused = error
@@ -75,7 +90,7 @@ def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
         yield from (replace(first, options={**first.options, flag: True}) for flag in _modes(kind))
         yield from (replace(first, options={**first.options, **given}) for given in _ways(kind))
     if first is None or not (first.settings or first.named):
-        yield from (each for each in islice(_tried(kind), MOST) if first is None or each.sizes != first.sizes)
+        yield from (each for each in islice(_tried(kind, parts), MOST) if first is None or each.sizes != first.sizes)
     if refused is not None:
         raise refused
 
@@ -118,8 +133,9 @@ def _ways(kind: type[nn.Module]) -> Iterator[dict[str, str]]:
             yield from ({parameter.name: text} for text in others if text != parameter.default)
 
 
-def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
-    parameters = [p for p in of_constructor(kind).parameters.values() if not is_variadic(p)]
+def _tried(kind: type[nn.Module], given_parts: Mapping[str, Part]) -> Iterator[Constructor]:
+    signature = without_parts(of_constructor(kind), given_parts)
+    parameters = [p for p in signature.parameters.values() if not is_variadic(p)]
     in_file = sizes_in_file(kind)
     groups = own_names({"num_kv_heads": Option(GROUPS)}, {p.name for p in parameters})
     texts = {p.name: text for p in parameters if required(p) and isinstance(text := compared(kind, p.name), str)}
@@ -143,7 +159,9 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
             guessed = tuple(
                 n for n, possible in choices.items() if possible is GUESSES and sizes.get(n) in GUESSES[1:3]
             )
-            made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed, options=given)
+            made = Constructor(
+                kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed, options=given, parts=given_parts
+            )
             yield replace(made, tokens=SQUARE) if counted & {*EXACT} else made
 
 
