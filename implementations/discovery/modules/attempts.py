@@ -53,6 +53,8 @@ OF_WINDOWS = {"window", "resolution", "ws", *OF_IMAGES}
 """Words in the names of the sides of images, one of them misspelt in a class that many copy, and of windows too."""
 CAUSAL = {"causal", "casual"}
 """Words in the names of flags for masks, one of them misspelt."""
+OF_INPUTS = re.compile(r"[qkv]_?dim")
+"""Names of the width of one input."""
 OF_MODES = {"self", "cross", "encoder"}
 """Words in the names of flags for what a module attends to."""
 OF_WAYS = {"impl", "implementation", "backend", "kernel", "attention", "attn"}
@@ -87,6 +89,7 @@ def _attempts(kind: type[nn.Module], parts: Mapping[str, Part]) -> Iterator[Cons
     if first is not None and first.settings:
         yield (first := replace(first, lenient=True))
     if first is not None:
+        yield from _completed(first)
         yield from (replace(first, options={**first.options, flag: True}) for flag in _modes(kind))
         yield from (replace(first, options={**first.options, **given}) for given in _ways(kind))
     if first is None or not (first.settings or first.named):
@@ -100,8 +103,7 @@ def with_one_wide_head(kind: type[nn.Module]) -> Iterator[Constructor]:
     make = safe_call(lambda: constructor(kind)).value
     if make is None or make.settings:
         return
-    usual = ("embed_dim", "num_heads") if make.named else [*of_constructor(kind).parameters][:2]
-    counted = dict(make.sizes) or dict(zip(usual, (Size.WIDTH, Size.HEADS), strict=False))
+    counted = _counted(make)
     heads = [name for name, size in counted.items() if size is Size.HEADS]
     if len(heads) != 1:
         return
@@ -110,6 +112,23 @@ def with_one_wide_head(kind: type[nn.Module]) -> Iterator[Constructor]:
     numbers = [_numbers(each) for each in (alone, make)]
     if None not in numbers and numbers[0] < numbers[1]:  # type: ignore[operator]
         yield alone
+
+
+def _counted(make: Constructor) -> dict[str, Size]:
+    """What its parameters count, by their names also where it is built by position."""
+    usual = ("embed_dim", "num_heads") if make.named else [*of_constructor(make.kind).parameters][:2]
+    return dict(make.sizes) or dict(zip(usual, (Size.WIDTH, Size.HEADS), strict=False))
+
+
+def _completed(make: Constructor) -> Iterator[Constructor]:
+    """The class with the widths that are None by default, each alone and all, where it cannot be built without them."""
+    none = [p.name for p in of_constructor(make.kind).parameters.values() if p.default is None]
+    widths = [name for name in none if size_of(name) is Size.WIDTH or OF_INPUTS.fullmatch(name)]
+    if not widths or make.settings or not safe_call(lambda: built(make)).error:
+        return
+    for names in [*([each] for each in widths), *([widths] if len(widths) > 1 else [])]:
+        sizes = _counted(make) | dict.fromkeys(names, Size.WIDTH)
+        yield replace(make, named=False, sizes=sizes, widths=False, completed=tuple(names))
 
 
 def _numbers(make: Constructor) -> int | None:

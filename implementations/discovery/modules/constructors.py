@@ -113,6 +113,7 @@ class Constructor:
         of_problem: what it is built with in addition for a problem, by its own names.
         look: the width and the number of heads of an instance that is built to look at it.
         parts: what it is given to call, by parameter.
+        completed: its parameters that are given a width, because their default, None, raises.
     """
 
     kind: Callable[..., nn.Module]
@@ -139,6 +140,7 @@ class Constructor:
     of_problem: Callable[[Problem], Mapping[str, object]] | None = None
     look: tuple[int, int] = LOOKS[0]
     parts: Mapping[str, Part] = field(default_factory=dict)
+    completed: tuple[str, ...] = ()
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
