@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from attention_conformance.implementations.discovery.functions.backward_alone import BackwardAlone
 
 torch = optional("torch")
+PROJECTED = "it projects no inputs: judged inside of a layer that does"
 IN_LAYER = "it takes heads: judged inside of a layer that projects its inputs and its output"
 __all__ = ["TargetError", "candidate", "candidates", "distinct", "named", "wrapped"]
 
@@ -165,16 +166,20 @@ def wrapped(
     if function is None:
         check_kind(target, f", {ADAPTER}")
     if function is None and isinstance(target, type):
-        from attention_conformance.implementations.discovery.modules.inner_attention import in_layer  # imports torch
+        from attention_conformance.implementations.discovery.modules.inner_attention import in_layer, projected_first
         from attention_conformance.implementations.discovery.modules.modules import module_candidate
 
         try:
             return module_candidate(name, target, settings, device, always)
         except TargetError:
-            if (layer := in_layer(target)) is None:
+            layers = (
+                (stated, around(target)) for stated, around in ((IN_LAYER, in_layer), (PROJECTED, projected_first))
+            )
+            stated, layer = next((each for each in layers if each[1] is not None), ("", None))
+            if layer is None:
                 raise
             made = module_candidate(name, layer, settings, device, always)
-            return replace(made, about=f"{made.about}; {IN_LAYER}", stated=(*made.stated, IN_LAYER))
+            return replace(made, about=f"{made.about}; {stated}", stated=(*made.stated, stated))
     called = function or target
     assert callable(called)
     if (alone := _backward_alone(called)) is not None:

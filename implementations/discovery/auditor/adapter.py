@@ -15,9 +15,9 @@ from attention_conformance.implementations.discovery.auditor.keywords import Fun
 from attention_conformance.implementations.discovery.auditor.probe_interface import find_subject
 from attention_conformance.implementations.discovery.candidates import with_parameters
 from attention_conformance.implementations.discovery.functions.calls import UNSURE, FunctionCall, find_call
-from attention_conformance.implementations.discovery.modules.constructors import resized
 from attention_conformance.implementations.discovery.modules.module_masks import SHAPES
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan, plan_module
+from attention_conformance.implementations.discovery.modules.resized import resized
 from attention_conformance.implementations.discovery.probe import Oracle, Run
 from attention_conformance.implementations.discovery.signatures import Options, check_kind
 from attention_conformance.implementations.discovery.targets.loading import TargetError

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from inspect import Parameter
 from itertools import islice, product
@@ -27,6 +28,12 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
 )
 from attention_conformance.implementations.discovery.modules.constructors import Constructor, built, constructor
 from attention_conformance.implementations.discovery.modules.file_sizes import sizes_in_file
+from attention_conformance.implementations.discovery.modules.given_parts import (
+    NO_PARTS,
+    Part,
+    parts_given,
+    without_parts,
+)
 from attention_conformance.implementations.discovery.modules.parameters import LAYERS
 from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor, own_names, required
 from attention_conformance.implementations.discovery.targets.loading import TargetError
@@ -46,6 +53,8 @@ OF_WINDOWS = {"window", "resolution", "ws", *OF_IMAGES}
 """Words in the names of the sides of images, one of them misspelt in a class that many copy, and of windows too."""
 CAUSAL = {"causal", "casual"}
 """Words in the names of flags for masks, one of them misspelt."""
+OF_INPUTS = re.compile(r"[qkv]_?dim")
+"""Names of the width of one input."""
 OF_MODES = {"self", "cross", "encoder"}
 """Words in the names of flags for what a module attends to."""
 OF_WAYS = {"impl", "implementation", "backend", "kernel", "attention", "attn"}
@@ -62,20 +71,29 @@ def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
     Raises:
         TargetError: in the end, where its constructor states too little, and none of the attempts was taken.
     """
+    for parts in parts_given(kind):
+        with suppress(TargetError):
+            yield from _attempts(kind, parts)
+    yield from _attempts(kind, NO_PARTS)
+
+
+def _attempts(kind: type[nn.Module], parts: Mapping[str, Part]) -> Iterator[Constructor]:
+    """The same with these parts."""
     refused: TargetError | None = None
     first: Constructor | None = None
     try:
-        first = constructor(kind)
+        first = constructor(kind, parts)
         yield first
     except TargetError as error:
         refused = error
     if first is not None and first.settings:
         yield (first := replace(first, lenient=True))
     if first is not None:
+        yield from _completed(first)
         yield from (replace(first, options={**first.options, flag: True}) for flag in _modes(kind))
         yield from (replace(first, options={**first.options, **given}) for given in _ways(kind))
     if first is None or not (first.settings or first.named):
-        yield from (each for each in islice(_tried(kind), MOST) if first is None or each.sizes != first.sizes)
+        yield from (each for each in islice(_tried(kind, parts), MOST) if first is None or each.sizes != first.sizes)
     if refused is not None:
         raise refused
 
@@ -85,8 +103,7 @@ def with_one_wide_head(kind: type[nn.Module]) -> Iterator[Constructor]:
     make = safe_call(lambda: constructor(kind)).value
     if make is None or make.settings:
         return
-    usual = ("embed_dim", "num_heads") if make.named else [*of_constructor(kind).parameters][:2]
-    counted = dict(make.sizes) or dict(zip(usual, (Size.WIDTH, Size.HEADS), strict=False))
+    counted = _counted(make)
     heads = [name for name, size in counted.items() if size is Size.HEADS]
     if len(heads) != 1:
         return
@@ -95,6 +112,23 @@ def with_one_wide_head(kind: type[nn.Module]) -> Iterator[Constructor]:
     numbers = [_numbers(each) for each in (alone, make)]
     if None not in numbers and numbers[0] < numbers[1]:  # type: ignore[operator]
         yield alone
+
+
+def _counted(make: Constructor) -> dict[str, Size]:
+    """What its parameters count, by their names also where it is built by position."""
+    usual = ("embed_dim", "num_heads") if make.named else [*of_constructor(make.kind).parameters][:2]
+    return dict(make.sizes) or dict(zip(usual, (Size.WIDTH, Size.HEADS), strict=False))
+
+
+def _completed(make: Constructor) -> Iterator[Constructor]:
+    """The class with the widths that are None by default, each alone and all, where it cannot be built without them."""
+    none = [p.name for p in of_constructor(make.kind).parameters.values() if p.default is None]
+    widths = [name for name in none if size_of(name) is Size.WIDTH or OF_INPUTS.fullmatch(name)]
+    if not widths or make.settings or not safe_call(lambda: built(make)).error:
+        return
+    for names in [*([each] for each in widths), *([widths] if len(widths) > 1 else [])]:
+        sizes = _counted(make) | dict.fromkeys(names, Size.WIDTH)
+        yield replace(make, named=False, sizes=sizes, widths=False, completed=tuple(names))
 
 
 def _numbers(make: Constructor) -> int | None:
@@ -118,8 +152,9 @@ def _ways(kind: type[nn.Module]) -> Iterator[dict[str, str]]:
             yield from ({parameter.name: text} for text in others if text != parameter.default)
 
 
-def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
-    parameters = [p for p in of_constructor(kind).parameters.values() if not is_variadic(p)]
+def _tried(kind: type[nn.Module], given_parts: Mapping[str, Part]) -> Iterator[Constructor]:
+    signature = without_parts(of_constructor(kind), given_parts)
+    parameters = [p for p in signature.parameters.values() if not is_variadic(p)]
     in_file = sizes_in_file(kind)
     groups = own_names({"num_kv_heads": Option(GROUPS)}, {p.name for p in parameters})
     texts = {p.name: text for p in parameters if required(p) and isinstance(text := compared(kind, p.name), str)}
@@ -143,7 +178,9 @@ def _tried(kind: type[nn.Module]) -> Iterator[Constructor]:
             guessed = tuple(
                 n for n, possible in choices.items() if possible is GUESSES and sizes.get(n) in GUESSES[1:3]
             )
-            made = Constructor(kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed, options=given)
+            made = Constructor(
+                kind, sizes=sizes, globals=others, spelled=groups, guessed=guessed, options=given, parts=given_parts
+            )
             yield replace(made, tokens=SQUARE) if counted & {*EXACT} else made
 
 

@@ -44,9 +44,11 @@ Pair: TypeAlias = tuple[Constructor, tuple[str, str]]
 """What is built with two options, and by which texts it is known with each of them."""
 NO_OPTIONS = {
     *("dtype", "device", "return", "output", "need", "init", "eps", "kdim", "vdim", "std", "seed", "checkpoint"),
-    *("batch", "layout", "transpose", "transposed", "permute", "permuted"),
+    *("batch", "layout", "transpose", "transposed", "permute", "permuted", "mix"),
 }
-"""Words in the names of what changes nothing, or only what is returned, or in which axes the inputs come."""
+"""Words in the names of what changes nothing, or only what is returned, or in which axes the inputs come; and of what
+mixes what is kept apart otherwise.
+"""
 
 
 def turned_on(make: Constructor) -> Iterator[tuple[str, Constructor]]:
@@ -81,7 +83,7 @@ def options_left_out(make: Constructor) -> list[inspect.Parameter]:
     if make.settings:
         return safe_call(lambda: options_of_settings(make.kind, make.settings, make.lenient)).value or []
     signature = safe_call(lambda: of_constructor(make.kind)).value or inspect.Signature()
-    given = {*make.sizes, *make.options, *make.spelled.values(), *make.rates}
+    given = {*make.sizes, *make.options, *make.spelled.values(), *make.rates, *make.parts}
     return [p for p in signature.parameters.values() if not is_variadic(p) and p.name not in given]
 
 

@@ -17,6 +17,7 @@ from attention_conformance.implementations.discovery.always_scores import with_s
 from attention_conformance.implementations.discovery.causal_names import is_causal_flag
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck, near_outputs
 from attention_conformance.implementations.discovery.code_text import code_of
+from attention_conformance.implementations.discovery.documented import documents_of, paragraphs_of
 from attention_conformance.implementations.discovery.modules.built_otherwise import options_left_out, with_options
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
@@ -53,6 +54,14 @@ IDLE = "not judged: it changes nothing in the answer"
 NO_TRIANGLE = "not judged: the keys that it hides are no triangle"
 NO_FACTOR = "not judged: it is no factor of scores alone"
 UNKNOWN = "not judged: what it changes is unknown"
+OF_FACTORS = re.compile(r"\b(?:scal(?:e|es|ed|ing)|factors?|multipl\w+|temperature)\b", re.IGNORECASE)
+"""Words for what a factor of scores is."""
+RESERVES = re.compile(
+    r"\b(?:un-?used|not (?:\w+ )?used|ignored?|deprecated|compat\w*|legacy|no (?:effect|longer)|nothing|reserved"
+    r"|placeholder|only|unless|without|except|fused|flash|sdpa|eager|manual|removed|todo)\b",
+    re.IGNORECASE,
+)
+"""Words for where it is none."""
 CLAMPED = "not judged: scores are clamped"
 CLAMPS = re.compile(r"\b(?:clamp|clip)\b")
 NEXT_TO_FLAG = {
@@ -183,9 +192,17 @@ def _scale(plan: ModulePlan, option: ConstructedOption) -> Claims | str:
     problem = build(fitted, plan.check.dtype).forward_only()
     answer, usual = rows(given, problem), rows(plan.check, problem)
     if answer is None or usual is None or near(answer, usual, plan.check.dtype):
-        return IDLE
+        stated = option.name in PROMISED_SCALES and states_scale(plan.make.kind, option.name)
+        return _fitted(plan, _positive) if stated and plan.norms is None and answer is not None else IDLE
     factor = near(answer, output_of_problem(problem, FACTOR, plan.check.claims.premises.causal), plan.check.dtype)
     return _fitted(plan, _positive) if factor or option.name in PROMISED_SCALES else NO_FACTOR
+
+
+def states_scale(kind: object, name: str) -> bool:
+    """Whether documentation states without reserve that this parameter is a factor of scores."""
+    lines = [line for text in documents_of(kind) for line in paragraphs_of(text)]
+    said = [re.sub(rf"\b{re.escape(name)}\b", "", line) for line in lines if re.search(rf"\b{re.escape(name)}\b", line)]
+    return any(map(OF_FACTORS.search, said)) and not any(map(RESERVES.search, said))
 
 
 def _softcap(plan: ModulePlan, option: ConstructedOption) -> Claims | str:

@@ -6,7 +6,7 @@ import inspect
 import re
 from ast import literal_eval
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from functools import partial
 from math import isqrt
@@ -87,6 +87,7 @@ NAMES: Mapping[Size, tuple[str, ...]] = {
         *("context_length", "context_size", "block_size", "ctx_len", "n_ctx", "seq_len", "seq_length", "window"),
         *("max_len", "max_length", "max_seq_len", "max_seq_length", "max_positions", "max_sequence_length", "seq_size"),
         *("max_position_embeddings", "maximum_sequence_length", "n_timesteps", "num_timesteps", "timesteps"),
+        *("context_window", "ctx_window"),
     ),
     Size.SAMPLES: ("max_batch_size", "batch_size", "max_batch", "max_bs"),
     Size.BIAS: ("bias", "qkv_bias", "use_bias", "attention_bias"),
@@ -291,7 +292,7 @@ OF_SCORES = {"attn", "attention", "weights", "scores", "qk", "dot", "product", "
 def texts_compared(kind: Any, name: str) -> list[str]:
     """The texts that the code of a class compares a name with, each once."""
     text = code_of(kind)
-    found = re.finditer(rf"\b{name}\s*(?:==|!=|in)\s*[\[({{]?\s*([\"'])([\w-]+)\1", text)
+    found = re.finditer(rf"\b{name}\s*(?:==|!=|(?:not\s+)?in)\s*[\[({{]?\s*([\"'])([\w-]+)\1", text)
     return list(dict.fromkeys(each.group(2) for each in found))
 
 
@@ -330,13 +331,35 @@ def settings_of(
     given |= {each.name: kv_heads or heads for each in fields(hint) if each.name in GROUPS and each.init}
     usual = {each.name for each in fields(hint) if each.default is MISSING or each.name == "device"}
     given |= {name: USUAL[name] for name in sorted(usual) if name in USUAL}
-    lacking = [f.name for f in fields(hint) if f.default is MISSING and f.default_factory is MISSING]
-    rest = {n: value_of(named[n], width, heads) if n in named else False for n in lacking if n not in given}
+    lacking = [f for f in fields(hint) if f.default is MISSING and f.default_factory is MISSING]
+    rest = {n: _usual(hint, f, named, width, heads) for f in lacking if (n := f.name) not in given}
     made = safe_call(partial(hint, **{**given, **rest, **changed}))
     if not made.error:
         return made.value
-    counted = {each: 1 for each in rest if each not in named}  # which it may refuse to be none
-    return hint(**{**given, **rest, **counted, **changed})
+    counted = {each.name: 1 for each in fields(hint) if each.init and _may_count(each, rest) and each.name not in named}
+    return hint(**{**given, **rest, **counted, **changed})  # which it may refuse to be none
+
+
+def _usual(hint: type, needed: Field[Any], named: Mapping[str, Size], width: int, heads: int) -> object:
+    """What a field is that a dataclass of settings needs: a size, or the first of the texts that its code knows."""
+    if needed.name in named:
+        return value_of(named[needed.name], width, heads)
+    if {*needed.name.lower().split("_")} & OF_LENGTHS and "int" in _type_of(needed):
+        return longest(heads)
+    return next(iter(texts_compared(hint, needed.name)), False)
+
+
+def _may_count(option: Field[Any], needed: Mapping[str, object]) -> bool:
+    """Whether a field of unknown name is a number: one that is needed, or stated to be one, and none by default."""
+    return needed.get(option.name, True) is False or (option.default is None and "int" in _type_of(option))
+
+
+def _type_of(option: Field[Any]) -> str:
+    return option.type.__name__ if isinstance(option.type, type) else str(option.type)
+
+
+OF_LENGTHS = {"tokens", "length", "len", "context", "seq", "positions", "ctx"}
+"""Words in the names of numbers of tokens that a dataclass of settings needs."""
 
 
 def options_of_settings(kind: Any, name: str, lenient: bool) -> list[inspect.Parameter]:

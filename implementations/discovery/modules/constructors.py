@@ -37,6 +37,7 @@ from attention_conformance.implementations.discovery.modules.default_parts impor
 from attention_conformance.implementations.discovery.modules.drawn_arrays import with_drawn
 from attention_conformance.implementations.discovery.modules.dropping import with_dropout
 from attention_conformance.implementations.discovery.modules.forwards import ModuleCall
+from attention_conformance.implementations.discovery.modules.given_parts import NO_PARTS, Part, without_parts
 from attention_conformance.implementations.discovery.modules.parameters import (
     find_places,
     named_parameters,
@@ -111,6 +112,8 @@ class Constructor:
         dropping: whether its rates of dropout are other ones than 0 once it is built.
         of_problem: what it is built with in addition for a problem, by its own names.
         look: the width and the number of heads of an instance that is built to look at it.
+        parts: what it is given to call, by parameter.
+        completed: its parameters that are given a width, because their default, None, raises.
     """
 
     kind: Callable[..., nn.Module]
@@ -136,6 +139,8 @@ class Constructor:
     dropping: bool = False
     of_problem: Callable[[Problem], Mapping[str, object]] | None = None
     look: tuple[int, int] = LOOKS[0]
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    completed: tuple[str, ...] = ()
 
     def __call__(self, embed_dim: int, num_heads: int, **options: Any) -> nn.Module:
         """A module of these sizes; `options` are kdim, vdim and what `CONSTRUCTOR_OPTIONS` names."""
@@ -155,7 +160,8 @@ class Constructor:
         if "num_kv_heads" in self.spelled:
             given.setdefault(self.spelled["num_kv_heads"], num_heads)
         lengths = {name: longest(num_heads) for name, value in self.options.items() if value == LONGEST}
-        given = {**default_parts(self.kind, embed_dim), **self.options, **lengths, **given}
+        parts = {name: part(embed_dim, num_heads) for name, part in self.parts.items()}
+        given = {**default_parts(self.kind, embed_dim), **parts, **self.options, **lengths, **given}
         sizes = {name: value_of(size, embed_dim, num_heads, self.tokens) for name, size in self.sizes.items()}
         if self.settings:
             groups = {} if "num_kv_heads" in self.spelled else {"kv_heads": given.pop("num_kv_heads", 0)}
@@ -242,13 +248,16 @@ class Constructor:
         return frozenset([*named, Feature.GROUPED] if self.kv_heads or self.grouped else named)
 
 
-def constructor(kind: type[nn.Module]) -> Constructor:
-    """How the class is built.
+def constructor(kind: type[nn.Module], parts: Mapping[str, Part] = NO_PARTS) -> Constructor:
+    """How the class is built, with these parts.
 
     Raises:
         TargetError: its constructor takes something else than embed_dim and num_heads.
     """
-    signature = of_constructor(kind)
+    return replace(_constructor(kind, without_parts(of_constructor(kind), parts), parts), parts=parts)
+
+
+def _constructor(kind: type[nn.Module], signature: inspect.Signature, parts: Mapping[str, Part]) -> Constructor:
     parameters = dict(signature.parameters)
     if takes_any(signature, inspect.Parameter.VAR_KEYWORD) and issubclass(kind, nn.MultiheadAttention):
         parameters = {**inspect.signature(nn.MultiheadAttention).parameters, **parameters}
@@ -279,7 +288,8 @@ def constructor(kind: type[nn.Module]) -> Constructor:
         if required(parameter) and parameter.name not in known:
             raise TargetError(f"its constructor needs {parameter.name!r} too: give it a default, {ADAPTER}")
     make = Constructor(kind, named, options, {"kdim", "vdim"} <= set(parameters), _rates(parameters), spelled)
-    return replace(make, widths=make.widths and not without_other_widths(replace(make, widths=False))[0])
+    alone = replace(make, widths=False, parts=parts)
+    return replace(make, widths=make.widths and not without_other_widths(alone)[0])
 
 
 def without_other_widths(make: Constructor) -> tuple[str, str]:
@@ -339,11 +349,12 @@ def _check_sizes(kind: type[nn.Module], signature: inspect.Signature, sizes: lis
     if len(sizes) < 2 and not takes_any(signature, inspect.Parameter.VAR_POSITIONAL):
         raise TargetError(f"its constructor is {written}: it has to take embed_dim, num_heads, {ADAPTER}")
     first, second = ([p.name for p in sizes] + ["", ""])[:2]
-    if second and not _counts_heads(second) and (_counts_heads(first) or second in GROUPS):
+    if second and not counts_heads(second) and (counts_heads(first) or second in GROUPS):
         raise TargetError(f"its constructor is {written}: take embed_dim first, then num_heads, {ADAPTER}")
 
 
-def _counts_heads(name: str) -> bool:
+def counts_heads(name: str) -> bool:
+    """Whether a parameter of this name does."""
     return name in HEAD_COUNTS or ("head" in name.lower() and not {"size", "dim", "width"} & {*name.lower().split("_")})
 
 
@@ -370,31 +381,3 @@ def built(make: Constructor, **widths: int) -> nn.Module:
         sizes = ", ".join(f"{n}={x}" for n, x in {"embed_dim": make.width, "num_heads": make.heads, **widths}.items())
         raise TargetError(f"it cannot be built with {sizes}: {outcome.error}")
     return outcome.value.float()
-
-
-def resized(kind: type[nn.Module]) -> Iterator[tuple[str, type[nn.Module]]]:
-    """Subclasses that are built with embed_dim and num_heads, and their text, for a class with another constructor.
-
-    The likelier one comes first.
-    """
-    parameters = list(of_constructor(kind).parameters.values())
-    heads = [p.name for p in parameters if _counts_heads(p.name)][:1]
-    widths = [p.name for p in parameters if required(p) and p.name not in heads]
-    per_head = [name for name in widths if {*ONE_HEAD} & {*name.lower().split("_")}]
-    for width in dict.fromkeys(("embed_dim", "embed_dim // num_heads" if per_head else "embed_dim")):
-        arguments = {name: width if name in per_head else "embed_dim" for name in widths}
-        text = _subclass({**arguments, **dict.fromkeys(heads, "num_heads")})
-        space: dict[str, Any] = {"target": kind}
-        exec(text, space)
-        yield text, space["Resized"]
-
-
-def _subclass(arguments: Mapping[str, str]) -> str:
-    given = "".join(f"            {name}={value},\n" for name, value in arguments.items())
-    return f'''\
-class Resized(target):  # type: ignore[misc]  # its base is loaded when this runs
-    """The class, built with one width and a number of heads."""
-
-    def __init__(self, embed_dim: int, num_heads: int) -> None:
-        super().__init__(
-{given}        )'''

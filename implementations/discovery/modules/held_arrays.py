@@ -45,6 +45,8 @@ TRAINING = ("train", "training", "is_training", "is_train")
 """Names of flags of training, in which numbers are drawn though nothing is dropped."""
 DEEPEST = 4
 """Attributes of attributes that are searched for arrays."""
+OF_CONTAINER = 0.25
+"""What a dictionary or a list counts of that: some keep all their parts in one, and the numbers of each in another."""
 LEAST, CORNER = 3, 16
 """The fewest rows of a triangle that is no weight by chance, and those that are looked at."""
 SIZES = ("embed_dim", "num_heads")
@@ -141,16 +143,18 @@ def framework_of(array: Any) -> str:
     return "torch" if isinstance(array, torch.Tensor) else "jax" if is_jax(array) else "numpy"
 
 
-def _arrays(owner: Any, path: str, depth: int) -> Iterator[tuple[str, tuple[Any, Any]]]:
+def _arrays(owner: Any, path: str, depth: float) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """The floating arrays among its attributes and theirs, by path, each with what has it and under which key."""
     inside: Any = owner if isinstance(owner, dict | list) else getattr(owner, "__dict__", None)
-    if inside is None or depth == 0 or isinstance(owner, type) or inspect.isroutine(owner):
+    if inside is None or depth <= 0 or isinstance(owner, type) or inspect.isroutine(owner):
         return
     for at, each in list(enumerate(inside) if isinstance(inside, list) else inside.items()):
         name = f"{path}.{at}" if path else str(at)
         if is_weight(each):
             yield name, (inside, at)
-        elif isinstance(each, dict | list) or hasattr(each, "__dict__"):
+        elif isinstance(each, dict | list):
+            yield from _arrays(each, name, depth - OF_CONTAINER)
+        elif hasattr(each, "__dict__"):
             yield from _arrays(each, name, depth - 1)
 
 

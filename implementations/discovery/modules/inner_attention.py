@@ -1,9 +1,12 @@
-"""Modules of query, key and value in heads that have parameters: judged inside of a layer that projects."""
+"""Modules of projected query, key and value that have parameters: judged inside of a layer that projects."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -17,11 +20,17 @@ from attention_conformance.implementations.discovery.functions.needed_arrays imp
     in_layout,
     out_of_layout,
 )
+from attention_conformance.implementations.discovery.modules.attempts import attempts
+from attention_conformance.implementations.discovery.modules.constructors import Constructor, built
 from attention_conformance.implementations.discovery.modules.op_modules import built_in_heads
+from attention_conformance.implementations.discovery.modules.parameters import named_parameters
 from attention_conformance.implementations.discovery.probe import parts_of
 from attention_conformance.implementations.discovery.signatures import positional, role
+from attention_conformance.implementations.discovery.targets.loading import TargetError
 from attention_conformance.implementations.discovery.vocabulary import INPUTS
 
+MOST_MAKES = 8
+"""Ways to build a module that are looked at."""
 IN_HEADS = tuple(layout for layout in LAYOUTS if "H" in layout)
 SIZES = LOOKS[0]
 """Sizes of the call in which it shows where its heads lie."""
@@ -72,7 +81,61 @@ def _layer(kind: type[nn.Module], forward: inspect.Signature, inputs: list[str],
             merged = self.out_proj(out_of_layout(output, layout))
             return (merged, *others) if others else merged
 
-    Layer.forward.__signature__ = forward  # type: ignore[attr-defined]  # what inspect.signature reads
-    Layer.__name__ = Layer.__qualname__ = kind.__name__
-    Layer.__doc__, Layer.original = kind.__doc__, staticmethod(kind)  # type: ignore[attr-defined]
-    return cast("type[nn.Module]", Layer)
+    return _named(Layer, kind, forward)
+
+
+def projected_first(kind: Any) -> type[nn.Module] | None:
+    """A layer that projects query, key and value for a module of heads side by side that projects none of these.
+
+    None for any other. What the module holds is then of the layer: the projection of the output, where it has one.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        return None
+    forward = safe_call(lambda: inspect.signature(kind.forward)).value
+    inputs = [p.name for p in positional(forward)[1:4]] if forward is not None else []
+    if forward is None or tuple(map(role, inputs)) != INPUTS:
+        return None
+    make = next((each for each in islice(_makes(kind), MOST_MAKES) if _projects_no_input(each)), None)
+    return None if make is None else _projecting(make, forward, inputs)
+
+
+def _makes(kind: type[nn.Module]) -> Iterator[Constructor]:
+    with suppress(TargetError):
+        yield from attempts(kind)
+
+
+def _projects_no_input(make: Constructor) -> bool:
+    """Whether it can be built, and holds parameters that are known, of the output alone."""
+    module = safe_call(partial(built, make)).value
+    if module is None:
+        return False
+    held = {*named_parameters(module)}
+    return "w_o" in held and held <= {"w_o", "b_o"}
+
+
+def _projecting(make: Constructor, forward: inspect.Signature, inputs: list[str]) -> type[nn.Module]:
+    class Layer(nn.Module):
+        completed = make.completed
+
+        def __init__(self, embed_dim: int, num_heads: int) -> None:
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(embed_dim, embed_dim) for _ in range(3))
+            self.inner = make(embed_dim, num_heads)
+
+        def forward(self, *given: torch.Tensor, **options: Any) -> Any:
+            named = dict(zip(inputs, given, strict=False))
+            named |= {name: options.pop(name) for name in inputs if name in options}
+            layers = (self.q_proj, self.k_proj, self.v_proj)
+            projected = [layer(named[name]) for layer, name in zip(layers, inputs, strict=True)]
+            return self.inner(*projected, *given[3:], **options)
+
+    return _named(Layer, make.kind, forward)
+
+
+def _named(layer: Any, kind: Any, forward: inspect.Signature) -> type[nn.Module]:
+    """The layer with the name, the documentation and the signature of the module inside."""
+    layer.forward.__signature__ = forward  # what inspect.signature reads
+    layer.forward.__doc__ = kind.forward.__doc__
+    layer.__name__ = layer.__qualname__ = kind.__name__
+    layer.__doc__, layer.original = kind.__doc__, staticmethod(kind)
+    return cast("type[nn.Module]", layer)

@@ -144,16 +144,18 @@ def _in_tensors(answer: Any) -> Any:
 
 
 def _of_jax(held: Held, parameters: Mapping[str, Any], inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """The answer of JAX, with gradients for the parameters and inputs where torch computes them."""
+    """The answer of JAX, with gradients for the parameters and inputs, by name, too, where torch computes them."""
     import jax
 
-    paths, floats = list(parameters), [*parameters.values(), *inputs]
+    named = {name: each for name, each in options.items() if isinstance(each, torch.Tensor) and each.requires_grad}
+    paths, floats = list(parameters), [*parameters.values(), *inputs, *named.values()]
     with jax.enable_x64(True):
-        given = _converted(options, _into_jax)
+        given = _converted({name: each for name, each in options.items() if name not in named}, _into_jax)
 
     def run(arrays: Sequence[Any]) -> Any:
-        count = len(paths)
-        return held.answer(dict(zip(paths, arrays[:count], strict=True)), arrays[count:], given)
+        count, end = len(paths), len(paths) + len(inputs)
+        by_name = dict(zip(named, arrays[end:], strict=True))
+        return held.answer(dict(zip(paths, arrays[:count], strict=True)), arrays[count:end], {**given, **by_name})
 
     evaluate = partial(_in_float64, held.evaluate)
     if torch.is_grad_enabled() and any(each.requires_grad for each in floats):

@@ -160,7 +160,9 @@ def module_candidate(
     modes = with_replaced_tables(modes, plan.make, plan.call, given, plain_problem(judged) if given else None)
     refused, broken = without_other_widths(plan.make)
     notes = (*notes, unclaimed("input-widths", refused)) if refused else notes
-    findings = {"kdim": f"not judged: {broken}"} if published and broken else {}
+    completed = (*plan.make.completed, *getattr(kind, "completed", ()))
+    findings = dict.fromkeys(completed, "not judged: None, its default, raises")
+    findings |= {"kdim": f"not judged: {broken}"} if published and broken else {}
     findings = (
         findings
         | unequal

@@ -44,7 +44,7 @@ NAMES = ("backward", "backprop", "backpropagate")
 def backward_of(made: object) -> Backward | None:
     """The method of an object that is its backward pass; None where it has none that takes one array."""
     for name in NAMES:
-        method = getattr(made, name, None)
+        method = safe_call(partial(getattr, made, name, None)).value  # its own search may raise anything
         signature = safe_call(partial(inspect.signature, method)).value if callable(method) else None
         needed = [p for p in signature.parameters.values() if required(p) and not is_variadic(p)] if signature else []
         if len(needed) == 1 and method is not None:

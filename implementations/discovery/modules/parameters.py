@@ -39,6 +39,8 @@ LAYERS: Mapping[str, str] = {
 
 WRAPPED = ("linear", "fc", "dense", "proj", "layer", "lin")
 """Names of the only layer of another, which then states what it is for."""
+CONTAINERS = {f"_{name}" for name in ("submodules", "modules", "params", "parameters", "children", "layers", "weights")}
+"""Private attributes in which a class keeps its parts, or its numbers, by name."""
 _LISTS = ("linears", "projections", "linear_layers")
 _NUMBERED = {"0": "q", "1": "k", "2": "v", "3": "o"}
 """The roles of the layers in a list of four, in the order in which they are used."""
@@ -56,7 +58,7 @@ def place_of(path: str) -> str | Packed | None:
     if part in PLACES:
         known: str | Packed = PLACES[part]  # type: ignore[assignment]
         return known
-    named = [owner for owner in reversed(owners) if not owner.isdigit()]
+    named = [owner for owner in reversed(owners) if not owner.isdigit() and owner not in CONTAINERS]
     inside = len(named) > 1 and named[0].lower() in WRAPPED and named[1].lower() in LAYERS
     layer = named[inside] if named else ""
     numbered = _NUMBERED.get(owners[-1]) if layer in _LISTS else None

@@ -228,6 +228,7 @@ def plan_module(kind: type[nn.Module], conventions: Conventions, device: str, ob
     published = has_published_interface(kind)
     if make.look != LOOKS[0] and not published:
         check, _ = with_head_sizes(make, call, check)
+    check = check.stating(*(f"built with {part.name} as its {name!r}" for name, part in make.parts.items()))
     if conventions.default_scale is DefaultScale.ONE:
         check = check.stating("its scores are not scaled")
     make = with_narrow_window(make, lambda each: replace(check, adapt=partial(module_run, each)))

@@ -82,6 +82,28 @@ def test_a_scale(make: Make, scale: str, wrong: bool) -> None:
         assert_conforms(made)
 
 
+SAID = {
+    "a factor of the scores, head_dim ** -0.5 if None": True,
+    "overrides the default scale of the products if set": True,
+    "a factor of the scores, unused in the fused path": False,
+    "kept so that old settings load": False,
+}
+
+
+@pytest.mark.parametrize(("said", "promised"), SAID.items())
+@pytest.mark.parametrize(("scale", "ignored"), [("d ** -0.5", True), ("(on or d ** -0.5)", False)])
+def test_a_scale_is_followed_where_documentation_states_it(
+    make: Make, said: str, promised: bool, scale: str, ignored: bool
+) -> None:
+    documented = f'class f(nn.Module):\n    """Attention.\n\n    Args:\n        qk_scale: {said}\n    """\n'
+    made = make(text("qk_scale=None", scale=scale).replace("class f(nn.Module):\n", documented))
+    assert (Feature.SCALE in made.claims) is (promised or not ignored)
+    if Feature.SCALE in made.claims:
+        assert failing(made, "scores.scale-explicit") == ({"scores.scale-explicit"} if ignored else set())
+    else:
+        assert "changes nothing" in made.findings["qk_scale"]
+
+
 def test_a_scale_that_may_mean_something_else(make: Make) -> None:
     made = make(text("scale=None", scale="(d ** -0.5 / (on or 1.0))"))
     assert Feature.SCALE not in made.claims

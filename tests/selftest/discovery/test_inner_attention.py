@@ -7,7 +7,7 @@ import pytest
 from attention_conformance.implementations.discovery.candidates import IN_LAYER
 from attention_conformance.tests.harness.run.runner import run
 from attention_conformance.tests.report.verdict import Status
-from attention_conformance.tests.selftest.discovery.making import Make
+from attention_conformance.tests.selftest.discovery.making import Make, failing
 
 HEAD = """
 from torch import nn
@@ -58,3 +58,35 @@ def test_what_takes_heads_is_judged_inside_of_a_layer(make: Make, parts: dict[st
     names = ("modules.as-built", "masks.bool", "shapes.large")
     assert (Status.FAIL in {each.status for each in run(made, names, ("float64",))}) is wrong
     assert made.findings == {} or wrong
+
+
+PROJECTED_ALREADY = """
+class f(nn.Module):
+    def __init__(self, d_model, nhead, vdim={default}):
+        super().__init__()
+        self.nhead, self.out_proj = nhead, nn.Linear({width}, {width})
+    def forward(self, query, key, value, attn_mask=None):
+        q, k, v = (x.reshape(x.shape[0], -1, x.shape[2] // self.nhead).transpose(0, 1) for x in (query, key, value))
+        s = q @ k.mT * {scale}
+        if attn_mask is not None:
+            s = s.masked_fill({mask}, -torch.inf) if attn_mask.dtype == torch.bool else s + attn_mask
+        return self.out_proj((s.softmax(-1) @ v).transpose(0, 1).reshape(query.shape))
+"""
+
+
+@pytest.mark.parametrize(("default", "width"), [("None", "vdim"), ("8", "d_model")])
+@pytest.mark.parametrize(
+    ("scale", "mask", "broken"),
+    [
+        ("q.shape[-1] ** -0.5", "attn_mask", set()),
+        ("query.shape[-1] ** -0.5", "attn_mask", {"scores.dot-product", "masks.bool"}),
+        ("q.shape[-1] ** -0.5", "attn_mask.mT", {"masks.bool"}),
+    ],
+)
+def test_a_module_that_projects_its_output_alone(
+    make: Make, default: str, width: str, scale: str, mask: str, broken: set[str]
+) -> None:
+    made = make(PROJECTED_ALREADY.format(default=default, width=width, scale=scale, mask=mask))
+    assert "it projects no inputs: judged inside of a layer that does" in made.stated
+    assert ("vdim" in made.findings) is (default == "None")
+    assert failing(made, "scores.dot-product", "masks.bool") == broken
