@@ -52,6 +52,7 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     without_refused_flag,
     without_refused_masks,
 )
+from attention_conformance.implementations.discovery.functions.held_masks import with_held_mask
 from attention_conformance.implementations.discovery.functions.ignored_masks import without_ignored
 from attention_conformance.implementations.discovery.functions.kept_weights import WAY, masks_of_dropout
 from attention_conformance.implementations.discovery.functions.layer_numbers import unfelt_layers
@@ -319,15 +320,15 @@ def _usual_candidate(
     check, limits = with_size_limits(without_own_slopes(check))
     written = as_written(function)
     check, lengths = (check, []) if interface else without_other_lengths(check, written)
-    limits = [*limits, *lengths]
-    masks: list[str] = []
+    limits, masks = [*limits, *lengths], list[str]()
     if not interface and "bool_mask" not in options:
         check = with_mask_axes(check, kind)
     check, unnamed = (check, False) if interface else with_mask_as_seen(check, kind)
     options = check.function.options if unnamed and isinstance(check.function, RenamedCall) else options
     mask = options.spelled.get("bool_mask", "")
-    open_mask = mask and (promises_no_meaning(options) or states_masks_of_samples(written, mask))
-    if not interface and open_mask and "bool-mask" not in {*settings, *documented}:
+    check = with_held_mask(check) if mask and not interface else check
+    open_mask = promises_no_meaning(options, check.function) or states_masks_of_samples(written, mask)
+    if not interface and mask and open_mask and "bool-mask" not in {*settings, *documented}:
         check, masks = with_mask_form(check, kind)
     elif not interface:
         check, masks = without_refused_masks(with_mask_axes(check, kind) if mask else check)

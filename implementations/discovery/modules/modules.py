@@ -201,9 +201,7 @@ def module_candidate(
     return replace(made, documented=documented)
 
 
-def _as_stated(
-    plan: ModulePlan, samples_first: bool | None, check: ClaimCheck
-) -> tuple[AdapterRun, tuple[str, ...]]:
+def _as_stated(plan: ModulePlan, samples_first: bool | None, check: ClaimCheck) -> tuple[AdapterRun, tuple[str, ...]]:
     """The run in the layout that is stated, and a line where that is not the one in which it attends.
 
     A layout in which it raises was read wrongly: what mixes up its samples and its tokens answers in both.
