@@ -201,9 +201,9 @@ def function_candidate(
         laid = _serving_candidate(name, function, settings, device, premises, by_name=False, single=True)
         if laid is not None:
             return laid
-    if refuses_masks(made, function) and (three := with_three_alone(function)) is not None:
+    if refuses_masks(made, function, device) and (three := with_three_alone(function, made)) is not None:
         laid = _laid_out_candidate(name, three, settings, device, premises)
-        if laid is not None and not refuses_masks(laid, function):
+        if laid is not None and not refuses_masks(laid, function, device):
             return laid
     if not answers_uneven(made, device):
         transposed = _made(name, TransposedKeys(function), settings, device, premises)
