@@ -54,7 +54,7 @@ from attention_conformance.implementations.discovery.functions.function_masks im
 )
 from attention_conformance.implementations.discovery.functions.held_masks import with_held_mask
 from attention_conformance.implementations.discovery.functions.ignored_masks import without_ignored
-from attention_conformance.implementations.discovery.functions.kept_weights import WAY, masks_of_dropout
+from attention_conformance.implementations.discovery.functions.kept_weights import judged_masks, without_rate_of_masks
 from attention_conformance.implementations.discovery.functions.layer_numbers import unfelt_layers
 from attention_conformance.implementations.discovery.functions.logs_of_nothing import log_of_nothing_as_seen
 from attention_conformance.implementations.discovery.functions.number_windows import (
@@ -362,7 +362,7 @@ def _usual_candidate(
     check = check if interface else causal_fill_as_seen(check)
     check, tables = with_table_form(check, options.spelled, settings)
     known = {Feature.GROUPED} if one_key_head else {Feature.WINDOW} if {*names} - windows.keys() else set()
-    check, refuted = option_claims(check, options.named.features | known)
+    check, refuted = option_claims(without_rate_of_masks(check, function), options.named.features | known)
     if not published and not interface:
         check = without_masks_of_heads(with_one_head_in_groups(check, kind))
     check, refuted = with_other_forms(check), [*tables, *refuted]
@@ -374,7 +374,7 @@ def _usual_candidate(
         check = log_of_nothing_as_seen(check, extras)
     check = check if interface else within_own_length(check, function, names)
     claims, notes = core_claims(check, kind.exact_dtype)
-    claims, precision = with_precision(check, claims, {**documented, **settings})
+    claims, precision = with_precision(check, claims, {**documented, **settings}, written)
     check = check.stating(*precision, *scale_given(signature_of(function), options))
     if stated := stated_dtype(signature_of(function)):
         claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
@@ -392,7 +392,7 @@ def _usual_candidate(
     if shipped:
         return with_cache(made, shipped)
     judged = replace(check, claims=claims)
-    dropped = masks_of_dropout(function) if WAY in made.alternatives else ()
+    dropped = judged_masks(made, function)
     findings = broken | windows | mask_findings(getattr(function, "function", function), own, judged, dropped)
     sizes = {name for each in blocks.values() for name in each.options.always}
     seen = {*names, *findings, *sizes, *unfelt_layers(function), *biases}
