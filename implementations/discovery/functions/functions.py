@@ -392,7 +392,7 @@ def _usual_candidate(
     if shipped:
         return with_cache(made, shipped)
     judged = replace(check, claims=claims)
-    dropped = judged_masks(made, function)
+    dropped = judged_masks(check, function)
     findings = broken | windows | mask_findings(getattr(function, "function", function), own, judged, dropped)
     sizes = {name for each in blocks.values() for name in each.options.always}
     seen = {*names, *findings, *sizes, *unfelt_layers(function), *biases}

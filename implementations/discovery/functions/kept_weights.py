@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.implementations.api.contract import Implementation, Unsupported
+from attention_conformance.implementations.api.contract import Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome
 from attention_conformance.implementations.discovery.claim_checks import (
@@ -78,9 +78,9 @@ def masks_of_dropout(function: Callable[..., Any]) -> list[str]:
     return [name for name, words in _optional(function).items() if words & OF_DROPOUT and "mask" in words]
 
 
-def judged_masks(made: Implementation, function: Callable[..., Any]) -> list[str]:
+def judged_masks(check: ClaimCheck, function: Callable[..., Any]) -> list[str]:
     """The same, where what they keep is judged."""
-    return masks_of_dropout(function) if WAY in made.alternatives else []
+    return masks_of_dropout(function) if in_halves(check, function) else []
 
 
 def _ignores(check: ClaimCheck, halves: ClaimCheck, usual: CallOutcome[Any]) -> bool:
