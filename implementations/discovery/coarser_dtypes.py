@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -13,13 +15,21 @@ import numpy as np
 from attention_conformance.implementations.api.contract import Claims, Unsupported
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, output_of
+from attention_conformance.implementations.discovery.claim_checks import (
+    BIASED,
+    CAUSAL,
+    MASKED,
+    PLAIN,
+    ClaimCheck,
+    output_of,
+)
+from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.probe import Floats
 from attention_conformance.implementations.discovery.rows_without_keys import fit_rows_with_keys, gets_nan_in_float64
 from attention_conformance.implementations.discovery.tensor_cores import products_on_tensor_cores
-from attention_conformance.spec.cases import Case
+from attention_conformance.spec.cases import Case, Padding
 from attention_conformance.spec.conventions import ProductPrecision, SoftmaxPrecision
-from attention_conformance.spec.features import Scope
+from attention_conformance.spec.features import Feature, Scope
 from attention_conformance.spec.inputs import build
 from attention_conformance.spec.problem import DTYPES, Problem
 
@@ -37,12 +47,27 @@ APART = 32.0
 """Roundings between equal shares that show that they are no numbers of their own size: those of an exponent, a sum, a
 quotient and a few merges are a dozen at most."""
 NAN_IN_FLOAT64 = "a row without keys gets nan in float64, as its fill is no number of float32: no such row is judged"
+NAMED = re.compile(r"\bfloat32\b|\bfloat\(\)|torch\.float\b|type\(torch\.FloatTensor\)")
+"""How code names the type that it computes in."""
+OPTIONAL = {
+    Feature.BOOL_MASK: (" with a mask", MASKED),
+    Feature.FLOAT_MASK: (" with a mask", BIASED),
+    Feature.KEY_PADDING: (" with padding", replace(PLAIN, padding=Padding.RIGHT)),
+    Feature.VALID_LENS: (" with lengths", replace(PLAIN, padding=Padding.LENGTHS)),
+    Feature.CAUSAL: (" with its causal flag", CAUSAL),
+}
+"""What it may be given, in words, and a case with it."""
 KEY, OF_THE_SOFTMAX = "product-precision", "softmax-precision"
 EXACT_DTYPE = "float64"
 
 
-def with_precision(check: ClaimCheck, claims: Claims, settings: Mapping[str, str]) -> tuple[Claims, tuple[str, ...]]:
-    """The claims with a coarser precision where that is seen and nothing is stated, and a note of each."""
+def with_precision(
+    check: ClaimCheck, claims: Claims, settings: Mapping[str, str], written: object
+) -> tuple[Claims, tuple[str, ...]]:
+    """The claims with a coarser precision where that is seen and nothing is stated, and a note of each.
+
+    `written`: the function or class as somebody wrote it, whose code may name float32.
+    """
     if {KEY, OF_THE_SOFTMAX} & settings.keys():
         return claims, ()
     own = check if check.dtype in claims.dtypes else replace(check, dtype=EXACT_DTYPE)
@@ -54,9 +79,13 @@ def with_precision(check: ClaimCheck, claims: Claims, settings: Mapping[str, str
     if (seen := products_on_tensor_cores(check)) is not ProductPrecision.WORKING:
         note = f"its accelerator reads float32 inputs of products as {seen.upper()} ({KEY}={seen})"
         return _claiming(claims, KEY, seen), (*notes, note)
-    if EXACT_DTYPE not in claims.dtypes or not (_in_float32(check) or _scale_in_float32(check)):
+    if EXACT_DTYPE not in claims.dtypes:
         return claims, tuple(notes)
-    notes.append(f"computes in float32 for inputs in float64 ({KEY}={ProductPrecision.FLOAT32})")
+    always = _in_float32(check) or _scale_in_float32(check)
+    under = "" if always else _option_in_float32(replace(check, claims=claims), written)
+    if not always and not under:
+        return claims, tuple(notes)
+    notes.append(f"computes in float32 for inputs in float64{under} ({KEY}={ProductPrecision.FLOAT32})")
     claims = _claiming(claims, KEY, ProductPrecision.FLOAT32)
     if not gets_nan_in_float64(check):
         return claims, tuple(notes)
@@ -130,9 +159,21 @@ def _last_row(check: ClaimCheck, problem: Problem) -> Floats | None:
     return None if output is None or output.shape[:-1] != problem.query.shape[:-1] else output[..., -1, :]
 
 
-def _in_float32(check: ClaimCheck) -> bool:
+def _option_in_float32(check: ClaimCheck, written: object) -> str:
+    """With what alone it computes in float32, as where scores are cast before they are filled, as its code may name it.
+
+    Its file is read: the step that casts may be in a function.
+    """
+    module = sys.modules.get(getattr(written, "__module__", ""))
+    if not NAMED.search(code_of(module) or code_of(written)):
+        return ""
+    cases = ((words, case) for feature, (words, case) in OPTIONAL.items() if feature in check.claims)
+    return next((words for words, case in cases if _in_float32(check, case)), "")
+
+
+def _in_float32(check: ClaimCheck, case: Case = PLAIN) -> bool:
     """Whether the answer in float64 is rough at the scale of float32: its second difference along one direction."""
-    fitted = fit(PLAIN, check.claims)
+    fitted = fit(case, check.claims)
     if isinstance(fitted, Unsupported):
         return False
     problem = build(fitted, EXACT_DTYPE).forward_only()

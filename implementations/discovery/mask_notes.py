@@ -16,7 +16,11 @@ from attention_conformance.implementations.discovery.claim_checks import (
     ClaimCheck,
     near_outputs,
 )
-from attention_conformance.implementations.discovery.documented import documented_polarity
+from attention_conformance.implementations.discovery.documented import (
+    PUBLISHED_FLAG,
+    as_written,
+    documented_polarity,
+)
 from attention_conformance.implementations.discovery.documented_rows import documented_empty_row
 from attention_conformance.implementations.discovery.modules.mask_effects import PADDED
 from attention_conformance.implementations.discovery.modules.module_masks import FORMS, shaped
@@ -62,7 +66,7 @@ MEANINGS = {Polarity.MASKED_OUT: "hides a key", Polarity.MAY_ATTEND: "shows a ke
 def masks_as_seen(options: Options, check: ClaimCheck) -> tuple[str, ...]:
     """What True in its mask means, where no name states it. A mask that is ignored has no meaning."""
     claims, own = check.claims, _own(options)
-    unstated = promises_no_meaning(options) or (claims.scope is not Scope.OP and own == PUBLISHED)
+    unstated = promises_no_meaning(options, check.function) or (claims.scope is not Scope.OP and own == PUBLISHED)
     named = unstated and any(feature in claims for feature in BOOLEAN)
     if not named or check.ignores(MASKED if Feature.BOOL_MASK in claims else PADDED):
         return ()
@@ -70,13 +74,23 @@ def masks_as_seen(options: Options, check: ClaimCheck) -> tuple[str, ...]:
     return (f"with True in {own!r} as {meaning}",)
 
 
-def promises_no_meaning(options: Options) -> bool:
-    """Whether no name states what True in a mask means: next to a mask of keys, `attn_mask` is that of two interfaces.
+def promises_no_meaning(options: Options, call: object) -> bool:
+    """Whether no name states what True in a mask means: `attn_mask` is that of two interfaces.
 
-    torch.nn.MultiheadAttention hides keys by True in both, and scaled_dot_product_attention shows them.
+    torch.nn.MultiheadAttention hides keys by True in it, as in the mask of keys next to it, and
+    scaled_dot_product_attention shows them: a class is neither, unless it has the flag of the latter as well, and so is
+    what reads its mask from an object.
     """
     own = _own(options)
-    return promises_nothing(own) or (own == PUBLISHED and "key_padding_mask" in options.spelled)
+    of_class = _is_class(as_written(call)) and options.spelled.get("is_causal") != PUBLISHED_FLAG
+    of_either = of_class or "key_padding_mask" in options.spelled or bool(getattr(call, "held_as", ""))
+    return promises_nothing(own) or (own == PUBLISHED and of_either)
+
+
+def _is_class(written: object) -> bool:
+    """Whether a function calls what somebody wrote as a class, which is not one of an operation of autograd."""
+    kind = getattr(written, "__wrapped__", written)
+    return isinstance(kind, type) and not hasattr(kind, "backward")
 
 
 def stated_meaning(options: Options, target: object) -> dict[str, str]:

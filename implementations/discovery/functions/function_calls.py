@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,6 +108,7 @@ class RenamedCall:
         unmasked_keys: whether that mask is one of keys, (B, Lk), and not (Lq, Lk).
         keys_form: the shape in which it takes masks of keys.
         hides_padding: whether True in its mask of keys means the opposite of True in its other masks.
+        held_as: the attribute of an object in which it reads its mask; empty: it takes the array.
     """
 
     function: Callable[..., object]
@@ -119,12 +121,14 @@ class RenamedCall:
     unmasked_keys: bool = False
     keys_form: KeysForm = KeysForm.SAMPLES
     hides_padding: bool = False
+    held_as: str = ""
 
     def __call__(self, *inputs: Any, **options: Any) -> object:
         """The function's answer."""
         call = self.bound_call(*inputs, **options)
         own = {name: self._own_mask(name, options) for name in ("attn_mask", "key_padding_mask") if name in options}
-        with kept({name: call.keywords[mask] for name, mask in own.items() if mask in call.keywords}):
+        arrays = {name: call.keywords[mask] for name, mask in own.items() if mask in call.keywords}
+        with kept({name: getattr(each, self.held_as, each) if self.held_as else each for name, each in arrays.items()}):
             return call()
 
     def _own_mask(self, name: str, options: Mapping[str, Any]) -> str:
@@ -151,6 +155,8 @@ class RenamedCall:
         if self.unmasked is not None and own and given.get(own) is None:
             rows = inputs[0].shape[0 if self.unmasked_keys else -2]
             given[own] = _filled(inputs[0], (rows, inputs[1].shape[-2]), self.unmasked)
+        if self.held_as and given.get(own) is not None:
+            given[own] = SimpleNamespace(**{self.held_as: given[own]})
         return partial(self._called, *inputs, **given)
 
     @property

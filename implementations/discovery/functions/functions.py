@@ -52,8 +52,9 @@ from attention_conformance.implementations.discovery.functions.function_masks im
     without_refused_flag,
     without_refused_masks,
 )
+from attention_conformance.implementations.discovery.functions.held_masks import with_held_mask
 from attention_conformance.implementations.discovery.functions.ignored_masks import without_ignored
-from attention_conformance.implementations.discovery.functions.kept_weights import WAY, masks_of_dropout
+from attention_conformance.implementations.discovery.functions.kept_weights import judged_masks, without_rate_of_masks
 from attention_conformance.implementations.discovery.functions.layer_numbers import unfelt_layers
 from attention_conformance.implementations.discovery.functions.logs_of_nothing import log_of_nothing_as_seen
 from attention_conformance.implementations.discovery.functions.number_windows import (
@@ -201,9 +202,9 @@ def function_candidate(
         laid = _serving_candidate(name, function, settings, device, premises, by_name=False, single=True)
         if laid is not None:
             return laid
-    if refuses_masks(made, function) and (three := with_three_alone(function)) is not None:
+    if refuses_masks(made, function, device) and (three := with_three_alone(function, made)) is not None:
         laid = _laid_out_candidate(name, three, settings, device, premises)
-        if laid is not None and not refuses_masks(laid, function):
+        if laid is not None and not refuses_masks(laid, function, device):
             return laid
     if not answers_uneven(made, device):
         transposed = _made(name, TransposedKeys(function), settings, device, premises)
@@ -320,15 +321,15 @@ def _usual_candidate(
     check, limits = with_size_limits(without_own_slopes(check))
     written = as_written(function)
     check, lengths = (check, []) if interface else without_other_lengths(check, written)
-    limits = [*limits, *lengths]
-    masks: list[str] = []
+    limits, masks = [*limits, *lengths], list[str]()
     if not interface and "bool_mask" not in options:
         check = with_mask_axes(check, kind)
     check, unnamed = (check, False) if interface else with_mask_as_seen(check, kind)
     options = check.function.options if unnamed and isinstance(check.function, RenamedCall) else options
     mask = options.spelled.get("bool_mask", "")
-    open_mask = mask and (promises_no_meaning(options) or states_masks_of_samples(written, mask))
-    if not interface and open_mask and "bool-mask" not in {*settings, *documented}:
+    check = with_held_mask(check) if mask and not interface else check
+    open_mask = promises_no_meaning(options, check.function) or states_masks_of_samples(written, mask)
+    if not interface and mask and open_mask and "bool-mask" not in {*settings, *documented}:
         check, masks = with_mask_form(check, kind)
     elif not interface:
         check, masks = without_refused_masks(with_mask_axes(check, kind) if mask else check)
@@ -362,7 +363,7 @@ def _usual_candidate(
     check = check if interface else causal_fill_as_seen(check)
     check, tables = with_table_form(check, options.spelled, settings)
     known = {Feature.GROUPED} if one_key_head else {Feature.WINDOW} if {*names} - windows.keys() else set()
-    check, refuted = option_claims(check, options.named.features | known)
+    check, refuted = option_claims(without_rate_of_masks(check, function), options.named.features | known)
     if not published and not interface:
         check = without_masks_of_heads(with_one_head_in_groups(check, kind))
     check, refuted = with_other_forms(check), [*tables, *refuted]
@@ -374,7 +375,7 @@ def _usual_candidate(
         check = log_of_nothing_as_seen(check, extras)
     check = check if interface else within_own_length(check, function, names)
     claims, notes = core_claims(check, kind.exact_dtype)
-    claims, precision = with_precision(check, claims, {**documented, **settings})
+    claims, precision = with_precision(check, claims, {**documented, **settings}, written)
     check = check.stating(*precision, *scale_given(signature_of(function), options))
     if stated := stated_dtype(signature_of(function)):
         claims = replace(claims, dtypes=tuple(dtype for dtype in claims.dtypes if dtype == stated) or claims.dtypes)
@@ -392,7 +393,7 @@ def _usual_candidate(
     if shipped:
         return with_cache(made, shipped)
     judged = replace(check, claims=claims)
-    ways = {*(masks_of_dropout(function) if WAY in made.alternatives else ()), *judged_prefix(made, function)}
+    ways = {*judged_masks(check, function), *judged_prefix(made, function)}
     findings = broken | windows | mask_findings(getattr(function, "function", function), own, judged, ways)
     sizes = {name for each in blocks.values() for name in each.options.always}
     seen = {*names, *findings, *sizes, *unfelt_layers(function), *biases, *ways}

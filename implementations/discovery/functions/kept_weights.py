@@ -9,10 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.implementations.api.contract import Unsupported
+from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.api.safe_call import CallOutcome
-from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
+from attention_conformance.implementations.discovery.claim_checks import (
+    OPTION_CASES,
+    PLAIN,
+    ClaimCheck,
+    near_outputs,
+    output_of,
+)
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
+from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.signatures import required, signature_of
+from attention_conformance.spec.features import NOTHING, Feature
+from attention_conformance.spec.inputs import build
 
 OF_DROPOUT = {"keep", "kept", "drop", "dropped", "dropout"}
 """Words in the names of such masks, and of rates."""
@@ -67,6 +78,11 @@ def masks_of_dropout(function: Callable[..., Any]) -> list[str]:
     return [name for name, words in _optional(function).items() if words & OF_DROPOUT and "mask" in words]
 
 
+def judged_masks(check: ClaimCheck, function: Callable[..., Any]) -> list[str]:
+    """The same, where what they keep is judged."""
+    return masks_of_dropout(function) if in_halves(check, function) else []
+
+
 def _ignores(check: ClaimCheck, halves: ClaimCheck, usual: CallOutcome[Any]) -> bool:
     """Whether half of the weights give what all of them give, as where a mode has no use for masks."""
     call = halves.function
@@ -74,6 +90,28 @@ def _ignores(check: ClaimCheck, halves: ClaimCheck, usual: CallOutcome[Any]) -> 
     assert isinstance(call.function, Halves)
     one = replace(check, function=replace(call, function=replace(call.function, alone=True)))
     return near_outputs(one.run(PLAIN), usual, check.dtype)
+
+
+def without_rate_of_masks(check: ClaimCheck, function: Callable[..., Any]) -> ClaimCheck:
+    """The check without dropout of its own, where its rate draws nothing, and divides what a mask of dropout keeps.
+
+    Which weights are dropped is then the caller's choice.
+    """
+    ways = in_halves(check, function) if Feature.DROPOUT in check.claims else {}
+    if not ways:
+        return check
+    fitted = fit(OPTION_CASES[Feature.DROPOUT], check.claims)
+    if isinstance(fitted, Unsupported):
+        return check
+    problem = build(fitted, check.dtype).forward_only()
+    answers = [check.answer(each) for each in (problem, replace(problem, extension=NOTHING, extras={}))]
+    if any(each.error for each in answers):
+        return check
+    rated, plain = map(output_of, answers)
+    if not any(near(rated * factor, plain, check.dtype) for factor in (1.0, 1.0 - fitted.extension.dropout)):
+        return check
+    kept = check.without({Feature.DROPOUT, Feature.EVALUATION})
+    return kept.stating(f"its rate of dropout is that of the weights that its {masks_of_dropout(function)[0]!r} keeps")
 
 
 def in_halves(check: ClaimCheck, function: Callable[..., Any]) -> dict[str, RenamedCall]:

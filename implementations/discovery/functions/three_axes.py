@@ -5,18 +5,22 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from attention_conformance.implementations.api.contract import Implementation
-from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.claim_checks import ClaimCheck
+from attention_conformance.implementations.api.contract import Implementation, Unsupported
+from attention_conformance.implementations.api.fitting import fit
+from attention_conformance.implementations.api.safe_call import answer, repeatable, safe_call
+from attention_conformance.implementations.discovery.claim_checks import PLAIN, PROBED, ClaimCheck
+from attention_conformance.implementations.discovery.documented import as_written, documents_of
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall, options_of
 from attention_conformance.implementations.discovery.functions.function_masks import OF_MASKS
 from attention_conformance.implementations.discovery.shipped.shipped_others import SIDE_BY_SIDE
 from attention_conformance.implementations.discovery.signatures import signature_of
 from attention_conformance.implementations.discovery.vocabulary import HEAD_COUNTS
+from attention_conformance.spec.cases import Padding
 from attention_conformance.spec.features import Feature
+from attention_conformance.spec.inputs import build
 from attention_conformance.spec.premises import NO_PREMISES
 
 OF_QUERY = r"\bq(?:uery|ueries)?\b[^()\n]{0,20}\("
@@ -25,6 +29,7 @@ AXES = {n: re.compile(OF_QUERY + r"[^(),.]+" + r",[^(),.]+" * (n - 1) + r"\)", r
 BY_RANK = re.compile(r"\b3[- ]?D\b[\s\S]*\b4[- ]?D\b|\b4[- ]?D\b[\s\S]*\b3[- ]?D\b", re.IGNORECASE)
 """Words for inputs of both kinds."""
 OF_QUERIES, OF_KEYS = {"q_num_heads", *HEAD_COUNTS}, {"kv_num_heads", "num_kv_heads", "k_num_heads", "n_kv_heads"}
+LENGTHS = replace(PLAIN, padding=Padding.LENGTHS)
 ONE_HEAD = "without an axis of heads, (B, L, d)"
 
 
@@ -49,16 +54,30 @@ class ThreeAlone:
         return self.function(query, key, value, *more, **options)
 
 
-def refuses_masks(made: Implementation, function: Callable[..., object]) -> bool:
-    """Whether a mask among the parameters of a function is not claimed by the candidate that is made of it."""
+def refuses_masks(made: Implementation, function: Callable[..., object], device: str) -> bool:
+    """Whether a mask among the parameters of a function is not claimed by the candidate that is made of it.
+
+    Or lengths are, and raise: to a step that broadcasts, such as torch's, an axis more is one of samples.
+    """
     features = safe_call(lambda: options_of(signature_of(function)).features).value or frozenset()
-    return bool(features & OF_MASKS) and not made.claims.features & {*OF_MASKS, Feature.KEY_PADDING}
+    unclaimed = features & OF_MASKS and not made.claims.features & {*OF_MASKS, Feature.KEY_PADDING}
+    return bool(unclaimed) or _raises_with_lengths(made, device)
 
 
-def with_three_alone(function: Callable[..., Any]) -> ThreeAlone | None:
-    """The function, if its documentation has queries of three axes, and of no four."""
-    text = inspect.getdoc(function) or ""
-    return ThreeAlone(function) if AXES[3].search(text) and not AXES[4].search(text) else None
+def _raises_with_lengths(made: Implementation, device: str) -> bool:
+    fitted = fit(LENGTHS, made.claims)
+    if Feature.VALID_LENS not in made.claims or isinstance(fitted, Unsupported):
+        return False
+    dtype = next((each for each in PROBED if each in made.claims.dtypes), PROBED[0])
+    problem = build(fitted, dtype).forward_only()
+    return bool(repeatable(lambda: answer(made.run, problem.fresh(), device)).error)
+
+
+def with_three_alone(function: Callable[..., Any], made: Implementation) -> ThreeAlone | None:
+    """The function, if its documentation has queries of three axes, and of no four; if of no four, for its lengths."""
+    text = "\n".join(documents_of(getattr(as_written(function), "__wrapped__", function)))
+    stated = AXES[3].search(text) or Feature.VALID_LENS in made.claims
+    return ThreeAlone(function) if stated and not AXES[4].search(text) else None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from itertools import islice, product
 from torch import nn
 
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.causal_names import flags_of_name
 from attention_conformance.implementations.discovery.modules.constructor_names import (
     EXACT,
     GROUPS,
@@ -66,7 +67,17 @@ MOST_WORDS = {"max", "maximum"}
 
 
 def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
-    """The ways in which the class may be built, the likelier first.
+    """The ways in which the class may be built, the likelier first; as causal as it is called.
+
+    Raises:
+        TargetError: in the end, where its constructor states too little, and none of the attempts was taken.
+    """
+    flags = dict.fromkeys(flags_of_name(kind), True)
+    yield from (replace(make, options={**make.options, **flags}) for make in _attempts(kind))
+
+
+def _attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
+    """The same without the flags that its name speaks of.
 
     Raises:
         TargetError: in the end, where its constructor states too little, and none of the attempts was taken.

@@ -18,7 +18,7 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     texts_compared,
 )
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
-from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor
+from attention_conformance.implementations.discovery.signatures import is_variadic, of_constructor, required
 from attention_conformance.implementations.discovery.vocabulary import words_of
 
 MOST = 6
@@ -85,6 +85,14 @@ def options_left_out(make: Constructor) -> list[inspect.Parameter]:
     signature = safe_call(lambda: of_constructor(make.kind)).value or inspect.Signature()
     given = {*make.sizes, *make.options, *make.spelled.values(), *make.rates, *make.parts}
     return [p for p in signature.parameters.values() if not is_variadic(p) and p.name not in given]
+
+
+def flags_given_off(make: Constructor) -> list[inspect.Parameter]:
+    """The flags that its constructor has to be given, and is given as False, as if that was their default."""
+    signature = safe_call(lambda: of_constructor(make.kind)).value or inspect.Signature()
+    off = {name for name, size in make.sizes.items() if size is Size.FLAG and name not in make.options}
+    off |= {name for name, value in make.options.items() if value is False}
+    return [p.replace(default=False) for p in signature.parameters.values() if p.name in off and required(p)]
 
 
 def causal_by_default(make: Constructor) -> list[str]:

@@ -14,11 +14,15 @@ from attention_conformance.implementations.api.contract import Claims, Fit, Unsu
 from attention_conformance.implementations.api.fitting import fit
 from attention_conformance.implementations.discovery.always import Booleans, changes, rows, sees_later
 from attention_conformance.implementations.discovery.always_scores import with_scores
-from attention_conformance.implementations.discovery.causal_names import is_causal_flag
+from attention_conformance.implementations.discovery.causal_names import OF_DECODERS, is_causal_flag, is_decoder_flag
 from attention_conformance.implementations.discovery.claim_checks import BIASED, MASKED, PLAIN, ClaimCheck, near_outputs
 from attention_conformance.implementations.discovery.code_text import code_of
 from attention_conformance.implementations.discovery.documented import documents_of, paragraphs_of
-from attention_conformance.implementations.discovery.modules.built_otherwise import options_left_out, with_options
+from attention_conformance.implementations.discovery.modules.built_otherwise import (
+    flags_given_off,
+    options_left_out,
+    with_options,
+)
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
 from attention_conformance.implementations.discovery.modules.plans import ModulePlan
@@ -111,7 +115,8 @@ def with_constructed_options(plan: ModulePlan) -> tuple[ModulePlan, dict[str, st
         if option.feature not in plan.check.claims and not premises.implies(option.feature):
             seen = SEEN[option.feature](plan, option)
             if isinstance(seen, str):
-                why |= {option.name: seen} if seen else {}
+                silent = not seen or (seen == IDLE and words_of(option.name) & OF_DECODERS)  # it may be of caches alone
+                why |= {} if silent else {option.name: seen}
             else:
                 plan = _claimed(plan, option, seen)
     return plan, why
@@ -124,11 +129,11 @@ def given_option(plan: ModulePlan, name: str, value: object) -> ClaimCheck:
 
 
 def _offered(make: Constructor) -> Iterator[ConstructedOption]:
-    """Options that are off by default, by their names."""
-    for each in options_left_out(make):
+    """Options that are off by default, or as it is given them where it has to be, by their names."""
+    for each in (*options_left_out(make), *flags_given_off(make)):
         words, flag = words_of(each.name), each.default is False
         off = each.default is None or (not flag and each.default == 0)
-        if is_causal_flag(each) and flag:
+        if (is_causal_flag(each) and flag) or is_decoder_flag(each):
             yield ConstructedOption(Feature.CAUSAL, "is_causal", each.name, lambda problem: problem.causal or None)
         elif off and each.name in SCALES:
             yield ConstructedOption(Feature.SCALE, "scale", each.name, lambda problem: problem.scale)

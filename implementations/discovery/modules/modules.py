@@ -136,7 +136,7 @@ def module_candidate(
         claims = replace(claims, features=claims.features - {Feature.GRADIENTS, Feature.MASK_GRADIENT})
         notes = (*notes, kept_graph)
     if not published:
-        claims, rounded = with_precision(check, claims, settings)
+        claims, rounded = with_precision(check, claims, settings, kind)
         check = check.stating(*rounded)
         if (error := check.run(TRANSPOSED).error) and Feature.VIEWS in claims:
             claims = replace(claims, features=claims.features - {Feature.VIEWS})

@@ -12,6 +12,7 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.safe_call import safe_call
+from attention_conformance.implementations.discovery.causal_names import flags_of_name
 from attention_conformance.implementations.discovery.modules.constructor_names import (
     BY_NAME,
     LAYERS,
@@ -154,6 +155,7 @@ def built_in_heads(kind: Callable[..., Any], width: int, heads: int, own: Mappin
         TypeError: its constructor needs something that is not known.
     """
     given: dict[str, Any] = {}
+    own = dict.fromkeys(flags_of_name(kind), True) | dict(own)
     signature = inspect.signature(kind)
     settings, counted = settings_parameter(signature), any(map(_counts_heads, signature.parameters.values()))
     for parameter in signature.parameters.values():

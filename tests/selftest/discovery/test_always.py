@@ -323,10 +323,16 @@ def f(q, k, v, attn_mask=None):
 """
 
 
-def test_a_square_triangle_takes_as_many_queries_as_keys_and_no_masks_but_its_own(make: Make) -> None:
-    made = make(SQUARE)
+@pytest.mark.parametrize(("held", "judged"), [("mask", True), ("table", False)])
+def test_a_square_triangle_takes_as_many_queries_as_keys_and_masks_as_its_own_object(
+    make: Make, held: str, judged: bool
+) -> None:
+    made = make(SQUARE.replace("self.mask", f"self.{held}").replace("attn_mask.mask", f"attn_mask.{held}"))
     assert made.claims.premises == CAUSAL
-    assert "it takes an object with 'mask', and no array" in made.about
+    assert (Feature.BOOL_MASK in made.claims) is judged
+    assert made.as_seen == (("with True in 'attn_mask' as masked out",) if judged else ())
+    assert ("its 'attn_mask' is read as .mask" in made.about) is judged
+    assert ("it takes an object with 'table', and no array" in made.about) is not judged
     assert "fewer or more queries than keys not claimed" in made.about
     assert_conforms(made)
 

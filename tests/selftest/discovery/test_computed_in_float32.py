@@ -44,3 +44,34 @@ def test_logs_in_float32_are_right_where_everything_is_in_float32(make: Make, in
     made = make(LOGS.format(inner=inner))
     assert Feature.LOG_SUM_EXP in made.claims
     assert bool(failing(made, "softmax.log-sum-exp", dtype="float64")) is wrong
+
+
+CAST_TO_FILL = """
+class f(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.h, self.qkv, self.proj = heads, nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+    def forward(self, x, attn_mask=None):
+        q, k, v = (split(each, self.h) for each in self.qkv(x).chunk(3, -1))
+        s = q @ k.mT / q.shape[-1] ** 0.5
+        if attn_mask is not None:
+            s = {cast}.masked_fill(attn_mask, -torch.inf).to(s)
+        return self.proj((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+WITH_A_MASK = "computes in float32 for inputs in float64 with a mask (product-precision=float32)"
+
+
+@pytest.mark.parametrize(
+    ("cast", "stated", "wrong"),
+    [
+        ("s.float()", True, False),
+        ("s", False, False),
+        ("s.float().float().roll(1, -1)", True, True),
+        ("s.half()", False, True),
+    ],
+    ids=["float32", "as it is", "another key", "float16"],
+)
+def test_scores_that_are_cast_where_they_are_masked_alone(make: Make, cast: str, stated: bool, wrong: bool) -> None:
+    made = make(CAST_TO_FILL.format(cast=cast))
+    assert (WITH_A_MASK in made.stated) is stated
+    assert bool(failing(made, "masks.bool", "scores.dot-product", dtype="float64")) is wrong

@@ -3,6 +3,7 @@
 import pytest
 
 from attention_conformance.spec.conventions import NormGain, PaddedPositions, SoftmaxPrecision
+from attention_conformance.spec.features import Feature
 from attention_conformance.tests.selftest.discovery.making import Make, assert_conforms, failing
 
 BLOOM = """
@@ -248,3 +249,31 @@ def test_a_mask_of_dropout_that_is_of_no_use_is_not_judged(make: Make) -> None:
     made = make(text.replace(used, "if keep_mask is not None and active:").replace(" / (1 - p_drop)", ""))
     assert "keep_mask" in made.findings
     assert_conforms(made)
+
+
+RATED = """
+def f(query, key, value, dropout_p=0.0, dropout_mask=None):
+    p = (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1)
+    if dropout_mask is not None:
+        p = p.masked_fill(~dropout_mask, 0.0){kept}
+    {drawn}
+    return p @ value / (1 - dropout_p)
+"""
+DRAWN = "elif dropout_p:\n        p = p * (torch.rand(p.shape{}) >= dropout_p)"
+
+
+@pytest.mark.parametrize(("kept", "wrong"), [("", False), (".softmax(-1)", True)])
+def test_a_rate_that_divides_what_a_mask_of_dropout_keeps_is_no_dropout_of_its_own(
+    make: Make, kept: str, wrong: bool
+) -> None:
+    made = make(RATED.format(kept=kept, drawn=""))
+    assert Feature.DROPOUT not in made.claims
+    assert "its rate of dropout is that of the weights that its 'dropout_mask' keeps" in made.stated
+    assert bool(failing(made, "relations.alternatives", "scores.dot-product")) is wrong
+
+
+@pytest.mark.parametrize(("shape", "wrong"), [("", False), ("[:2] + (1,) + p.shape[3:]", True)])
+def test_a_rate_that_draws_as_well_is_judged(make: Make, shape: str, wrong: bool) -> None:
+    made = make(RATED.format(kept="", drawn=DRAWN.format(shape)))
+    assert Feature.DROPOUT in made.claims
+    assert bool(failing(made, "dropout.rate", "dropout.independent")) is wrong

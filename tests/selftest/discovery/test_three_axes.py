@@ -67,3 +67,43 @@ def test_heads_in_samples_and_masks_of_samples(make: Make, repeated: str, wrong:
     assert Feature.KEY_PADDING in made.claims.features
 
     assert bool(failing(made, "masks.key-padding")) is wrong
+
+
+WITH_LENGTHS = '''
+class f(nn.Module):
+    """One head of attention.{words}"""
+    def __init__(self, rate=0.0):
+        super().__init__()
+        self.drop = nn.Dropout(rate)
+    def forward(self, queries, keys, values, valid_lens=None):
+        queries, keys, values = (each.unsqueeze({at}) for each in (queries, keys, values))
+        seen = None
+        if valid_lens is not None:
+            lengths = valid_lens if valid_lens.ndim == 2 else valid_lens[:, None].expand(-1, queries.shape[2])
+            seen = (torch.arange(keys.shape[2]) {less} lengths[:, :, None])[:, None]
+        return F.scaled_dot_product_attention(queries, keys, values, seen).squeeze({at})
+'''
+STATED = " queries: (batch_size, num_queries, d)"
+
+
+@pytest.mark.parametrize("words", ["", STATED])
+@pytest.mark.parametrize(("less", "wrong"), [("<", False), ("<=", True)])
+def test_lengths_state_the_axes_where_one_more_would_be_broadcast(
+    make: Make, words: str, less: str, wrong: bool
+) -> None:
+    made = make(WITH_LENGTHS.format(words=words, at=1, less=less))
+    assert Feature.VALID_LENS in made.claims
+    assert "called in its own layout (B * H, L, d)" in made.about
+    assert bool(failing(made, "masks.valid-lens", "gradients.key", dtype="float64")) is wrong
+
+
+def test_lengths_that_raise_are_wrong_where_four_axes_are_documented(make: Make) -> None:
+    made = make(WITH_LENGTHS.format(words=" queries: (B, H, Lq, d)", at=1, less="<"))
+    assert failing(made, "masks.valid-lens", dtype="float64")
+
+
+def test_lengths_of_four_axes_stay_with_them(make: Make) -> None:
+    text = WITH_LENGTHS.format(words=STATED, at=0, less="<").replace("queries.shape[2]", "queries.shape[-2]")
+    made = make(text.replace("keys.shape[2]", "keys.shape[-2]").replace("[:, None]\n", "[None, :, None]\n"))
+    assert "layout" not in made.about
+    assert not failing(made, "masks.valid-lens", dtype="float64")
