@@ -384,16 +384,15 @@ def _usual_candidate(
     check = check.stating(*(f"numbers are added as its {each!r}, too" for each in biases))
     own = check.function.options if isinstance(check.function, RenamedCall) else options
     before = [*limits, *one_length, *cached, *always, *ignored_parts(parts(plain), extras)]
-    after = [*own.knowing({*biases}).notes, *ignored, *refuted, *check.stated]
-    notes = (*(shipped.notes if shipped else ()), *before, *notes, *after)
+    notes = (*(shipped.notes if shipped else ()), *before, *notes)
+    notes = (*notes, *own.knowing({*biases}).notes, *ignored, *refuted, *check.stated)
     blocks = {} if shipped else in_small_blocks(check)
     numbered = {IN_ITS.format(each): way for each, way in biases.items()}
     made = implementation_of(name, check, kind, claims, extras, {**blocks, **numbered})
     made = with_notes(made, [f"a function of {kind.arrays}", *notes])
     if shipped:
         return with_cache(made, shipped)
-    judged = replace(check, claims=claims)
-    ways = {*judged_masks(check, function), *judged_prefix(made, function)}
+    judged, ways = replace(check, claims=claims), {*judged_masks(check, function), *judged_prefix(made, function)}
     findings = broken | windows | mask_findings(getattr(function, "function", function), own, judged, ways)
     sizes = {name for each in blocks.values() for name in each.options.always}
     seen = {*names, *findings, *sizes, *unfelt_layers(function), *biases, *ways}

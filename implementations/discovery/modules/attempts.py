@@ -73,10 +73,10 @@ def attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
         TargetError: in the end, where its constructor states too little, and none of the attempts was taken.
     """
     flags = dict.fromkeys(flags_of_name(kind), True)
-    yield from (replace(make, options={**make.options, **flags}) for make in _attempts(kind))
+    yield from (replace(make, options={**make.options, **flags}) for make in _in_parts(kind))
 
 
-def _attempts(kind: type[nn.Module]) -> Iterator[Constructor]:
+def _in_parts(kind: type[nn.Module]) -> Iterator[Constructor]:
     """The same without the flags that its name speaks of.
 
     Raises:
