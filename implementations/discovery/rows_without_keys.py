@@ -108,6 +108,8 @@ def empty_rows_of_each_kind(check: ClaimCheck) -> ClaimCheck:
             check = with_keys_in_each_row(check, NAN_OR_NUMBER)
         elif answer is None and key in BY_MASKS and isinstance(fitted, Case) and _sums_values(check, fitted, row):
             check = with_keys_in_each_row(check, SUM)
+        elif answer is EmptyRow.UNIFORM and key in BY_MASKS and _is_otherwise_in_float64(check, case, row):
+            check = with_keys_in_each_row(check, OF_ONE_DTYPE)
         elif answer is not None:
             answers[key] = answer
             check = _answering(check, answer, key)
@@ -317,11 +319,16 @@ def _sees_all_again(check: ClaimCheck, fitted: Case) -> bool:
     return near(got[at], whole[at], "float64")
 
 
-def _is_otherwise_in_float64(check: ClaimCheck, fitted: Case) -> bool:
-    """Whether a large number that is added, which leaves nothing of scores in float32, leaves something in float64."""
-    exact = replace(check, dtype="float64")
-    answers = _row(exact, build(fitted, "float64").forward_only(), fitted, 1) is not None
-    return answers and _empty_row(exact, fitted) is None
+def _is_otherwise_in_float64(check: ClaimCheck, case: Case, number: int = 1) -> bool:
+    """Whether a row that all values share in float32 has another answer in float64.
+
+    A large number that is added leaves something of scores there, and its lowest number is infinite in float32.
+    """
+    exact, fitted = replace(check, dtype="float64"), fit(case, check.claims)
+    if isinstance(fitted, Unsupported):
+        return False
+    answers = _row(exact, build(fitted, "float64").forward_only(), fitted, number) is not None
+    return answers and _empty_row(exact, fitted, number) is not EmptyRow.UNIFORM
 
 
 def _empty_row(check: ClaimCheck, fitted: Case, number: int = 1) -> EmptyRow | None:

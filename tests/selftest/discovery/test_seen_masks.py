@@ -351,3 +351,16 @@ def test_a_row_without_keys_may_get_the_sum_of_values(
     made = make(LOGARITHMS.format(name=name, axes=axes, times=times))
     assert "a row without keys gets the sum of all values" in made.stated
     assert bool(failing(made, "masks.*", "scores.dot-product", dtype="float64")) is wrong
+
+
+@pytest.mark.parametrize(("times", "wrong"), [("", False), ("2 * ", True)])
+def test_a_row_without_keys_may_get_another_answer_in_float64(make: Make, times: str, wrong: bool) -> None:
+    made = make(f"""
+def f(q, k, v, mask=None):
+    s = q @ k.mT / q.shape[-1] ** 0.5
+    if mask is not None:
+        s = torch.where(mask, s, torch.tensor(torch.finfo(s.dtype).min, dtype=torch.float32))
+    return {times}s.softmax(-1) @ v
+""")
+    assert any("in float32, and another answer in float64" in each for each in made.stated)
+    assert bool(failing(made, "masks.*", "scores.dot-product", dtype="float64")) is wrong
