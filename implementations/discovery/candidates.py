@@ -161,6 +161,11 @@ def wrapped(
     always = Premises().assuming(premises)
     if promises_causal(name, target):
         always = replace(always, causal=True)
+    if torch and isinstance(target, type):
+        from attention_conformance.implementations.discovery.modules.rolling_caches import rolling_candidate
+
+        if (rolling := rolling_candidate(name, target, settings, always)) is not None:
+            return rolling
     function = _class_as_function(target)
     target = target if function is not None else with_parameters(target)
     if function is None:

@@ -18,6 +18,7 @@ from attention_conformance.implementations.discovery.functions.serving_names imp
 from attention_conformance.implementations.discovery.functions.stored_axes import (
     OP,
     Storage,
+    in_vectors,
     laid,
     like,
     permuted,
@@ -50,6 +51,8 @@ class Served:
         storage: how it has its arrays.
         at_end: whether its queries stand at the last keys of their sample.
         appending: whether the last keys of each sample are given as new ones, where they need not be.
+        partition: its parameter that counts the keys of a part that is answered apart, where it takes fewer than usual.
+        parted: whether it is given as many as a page has.
     """
 
     kernel: Callable[..., Any]
@@ -58,6 +61,8 @@ class Served:
     storage: Storage
     at_end: bool = False
     appending: bool = False
+    partition: str = ""
+    parted: bool = False
 
     @property
     def own(self) -> inspect.Signature:
@@ -132,12 +137,8 @@ class Served:
     @property
     def about(self) -> str:
         """For a note."""
-        letters = {"T": "tokens of all samples", "E": "H * d", "D": "d", "P": "pages", "S": "page_size", "N": "tokens"}
-        query, key = (
-            ", ".join(letters.get(axis, axis) for axis in axes) for axes in (self.storage.query, self.storage.key)
-        )
         pages = f"; pages of a multiple of {self.storage.pages} tokens" if self.storage.pages > 1 else ""
-        return f"a serving kernel: its query is ({query}), its keys are ({key}){pages}"
+        return f"a serving kernel: {self.storage.about}{pages}"
 
     def claimed(self, claims: Claims) -> Claims:
         """The claims, without what its storage cannot have."""
@@ -150,14 +151,15 @@ class Served:
     def other_ways(self) -> dict[str, Served]:
         """The same by other calls, by what they are."""
         appends = Part.NEW_KEY in self.parts.values() and not self.appending
-        return {"with the last keys of each sample as new ones": replace(self, appending=True)} if appends else {}
+        ways = {"with the last keys of each sample as new ones": replace(self, appending=True)} if appends else {}
+        parted = {f"with a small {self.partition}": replace(self, parted=True)} if self.partition else {}
+        return ways | parted
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
         """The kernel's answer, (B, H, Lq, d_v), and perhaps its log-sum-exps, (B, H, Lq)."""
         if self.paged and not query.shape[0] == key.shape[0] == value.shape[0]:
             raise ValueError(f"{query.shape[0]} samples of query, and {key.shape[0]} of key and value")
-        request = Request(self, query, key, value, options)
-        return request.restored(self.answer(request))
+        return (request := Request(self, query, key, value, options)).restored(self.answer(request))
 
     def answer(self, request: Request) -> Any:
         """The kernel's answer as it comes."""
@@ -170,6 +172,7 @@ class Served:
         found = {part: request.given(part) for part in {*self.parts.values()}}
         given = {name: found[part] for name, part in self.parts.items() if found[part] is not None}
         given |= {name: request.size(count) for name, count in self.sizes.items()}
+        given |= {self.partition: request.part} if self.parted else {}
         answer = _called(self.kernel, self.own, given | own)
         room = found.get(Part.OUTPUT)
         return room if answer is None and room is not None else answer
@@ -209,19 +212,19 @@ class Request:
         if part in (Part.NEW_KEY, Part.NEW_VALUE):
             return self._new(part) if self.served.appending else None
         key, value = self.stored
-        inputs = {Part.KEY: [key], Part.VALUE: [value], Part.PAIR: [key, value]}.get(part)
-        if inputs is None:
-            inputs = [self._tokens(self.query, storage.query, self.query_ends), key, value]
+        query = self._tokens(self.query, storage.query, self.query_ends) if part is Part.TRIPLE else None
+        inputs = {Part.KEY: [key], Part.VALUE: [value], Part.PAIR: [key, value]}.get(part, [query, key, value])
         at = next((place for place, axis in enumerate(storage.key) if axis.isdigit()), None)
         return inputs[0] if at is None else stacked(inputs, at)
 
     @cached_property
     def stored(self) -> tuple[Any, Any]:
         """Keys and values as they are stored."""
-        axes = "".join(axis for axis in self.served.storage.key if not axis.isdigit())
+        storage = self.served.storage
+        axes = "".join(axis for axis in storage.key if not axis.isdigit())
         if self.served.paged:
-            pools = (self.pages.key, self.pages.value)
-            key, value = (pooled(like(pool, self.key), axes) for pool in pools)
+            pools = ((self.pages.key, axes), (self.pages.value, storage.values or axes))
+            key, value = (pooled(like(pool, self.key), own) for pool, own in pools)
         else:
             key, value = (self._tokens(self._before(rows), axes, self.key_ends) for rows in (self.key, self.value))
         return key, value
@@ -230,10 +233,16 @@ class Request:
     def pages(self) -> Pages:
         """The pages of all samples."""
         step, length = self.served.storage.pages, max(1, self.key.shape[2])
-        size = int(self.options.get("page_size") or 0) or -(-length // step) * step
+        taken = min(BLOCK, length) if self.served.parted else length
+        size = int(self.options.get("page_size") or 0) or -(-taken // step) * step
         placed = {"block_table": self.options.get("block_table"), "page_size": size}
         given = {**placed, "valid_lens": self.counts}
         return in_pages(self._before(self.key), self._before(self.value), given)
+
+    @property
+    def part(self) -> int:
+        """How many keys are answered apart: those of a page, which has to be no part of two."""
+        return int(self.pages.key.shape[1]) if self.served.paged else BLOCK
 
     @cached_property
     def counts(self) -> Any:
@@ -365,10 +374,7 @@ class Request:
         return (output, *logs) if logs else output
 
 
-ARRAYS = {
-    *(Part.QUERY, Part.KEY, Part.VALUE, Part.PAIR, Part.TRIPLE),
-    *(Part.NEW_KEY, Part.NEW_VALUE, Part.OUTPUT),
-}
+ARRAYS = {Part.QUERY, Part.KEY, Part.VALUE, Part.PAIR, Part.TRIPLE, Part.NEW_KEY, Part.NEW_VALUE, Part.OUTPUT}
 
 
 def fit_served(served: Served, fit: Fit, case: Case) -> Case | Unsupported:
@@ -376,6 +382,7 @@ def fit_served(served: Served, fit: Fit, case: Case) -> Case | Unsupported:
     fitted = fit(lengths_of_samples(case))
     if isinstance(fitted, Unsupported):
         return fitted
+    fitted = in_vectors(fitted) if served.storage.vectors else fitted
     alike = not {Part.KEY_ENDS, Part.TABLE, Part.PAGES, Part.KEY_SEGMENTS} & {*served.parts.values()}
     together = {Part.ENDS, Part.SEGMENTS} & {*served.parts.values()}
     packing = fitted.extension.packing

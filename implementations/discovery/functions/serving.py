@@ -20,17 +20,22 @@ from attention_conformance.implementations.adapters.tensors import to_tensor
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.always import SAME
 from attention_conformance.implementations.discovery.claim_checks import PROBED
+from attention_conformance.implementations.discovery.code_text import code_of
+from attention_conformance.implementations.discovery.documented import as_written
+from attention_conformance.implementations.discovery.functions.block_sizes import OF_PATTERNS
 from attention_conformance.implementations.discovery.functions.calls import IS_KIND, KINDS
 from attention_conformance.implementations.discovery.functions.given_sizes import counts
 from attention_conformance.implementations.discovery.functions.inputs_first import InputsFirst
 from attention_conformance.implementations.discovery.functions.libraries import kinds_for
 from attention_conformance.implementations.discovery.functions.served import Request, Served
 from attention_conformance.implementations.discovery.functions.serving_names import (
+    OF_KEYS,
     Part,
     inputs_in,
     parts_of,
     reads_cache,
     serves,
+    words_in,
 )
 from attention_conformance.implementations.discovery.functions.stored_axes import OP, Storage, extents
 from attention_conformance.implementations.discovery.probe import HALF, Floats, near, shape_of, wide
@@ -48,9 +53,13 @@ BOTH = ("BLHD", "BHLD")
 PACKED = ("THD", "HTD")
 SINGLE = ("BHD", "B1HD", "BH1D", "BE")
 OF_PAGES, OF_TOKENS = ("PSHD", "PHSD", "HPSD"), ("NHD", "HND")
+UNLIKE_PAGES = (("PHCSX", "PHDS"), ("PHDS", "PHSD"), ("PHDS", "PHDS"), ("PHCSX", "PHSD"), ("PHSD", "PHDS"))
+"""Of keys and of values, where the places of a page lie last: a token of it is read across the widths."""
 OUTPUTS = ("BLHD", "BHLD", "BLE", "THD", "HTD", "TE", "BHD", "B1HD", "BH1D", "BE")
 LOGS = ("BHL", "BLH", "HT", "TH", "BH")
 INTEGERS = ("int32", "int64", "list")
+OF_PARTS, SIZES = {"partition", "part", "split", "chunk", "tile"}, {"size", "len", "length", "tokens"}
+"""Words in the names of how many keys are answered apart and merged."""
 PAGE_SIZES = (1, 4, 8, 16, 64, 128, 256)
 PLACES = {Part.PAIR: "2", Part.TRIPLE: "3"}
 
@@ -241,19 +250,43 @@ def storages(parts: Mapping[str, Part]) -> Iterator[Storage]:
     keys = OF_TOKENS if each_token else OF_PAGES if paged else PACKED if ragged else BOTH
     place = next((digit for part, digit in PLACES.items() if part in kinds), "")
     placed = [axes[:at] + place + axes[at:] for axes in keys for at in range(len(axes))] if place else keys
-    for integers, query, key in product(INTEGERS, PACKED if packed else (*BOTH, *SINGLE), placed):
+    queries = PACKED if packed else (*BOTH, *SINGLE)
+    for integers, query, key in product(INTEGERS, queries, placed):
         if place != PLACES[Part.TRIPLE] or key.replace(place, "") == query:
             yield Storage(query, key, integers=integers)
+    across = UNLIKE_PAGES if keys is OF_PAGES and not place else ()
+    for integers, query, (key, values) in product(INTEGERS, queries, across):
+        yield Storage(query, key, integers=integers, values=values)
 
 
 def _completed(found: Probe) -> Served:
-    """The kernel with the pages that it takes, and whether its queries stand at the end."""
+    """The kernel with the pages that it takes, small parts of keys, and whether its queries stand at the end."""
     made = replace(found.served, at_end=reads_cache(found.served.parts) or _stands_at_end(found))
     for size in PAGE_SIZES if made.paged else ():
-        several = replace(found, sizes=replace(found.sizes, page=size, keys=size * (2 if size > 1 else 5)))
-        if several.output(*several.arrays()) is not None:
-            return replace(made, storage=replace(made.storage, pages=size))
-    return made
+        if _takes_pages(found, size):
+            made = replace(made, storage=replace(made.storage, pages=size))
+            break
+    names = _partitions(made)
+    if len(names) != 1:
+        return made
+    parted = replace(found, served=replace(made, partition=names[0], parted=True))
+    taken = all(_takes_pages(parted, count * made.storage.pages) for count in (1, 3))
+    return replace(made, partition=names[0]) if taken else made
+
+
+def _takes_pages(found: Probe, size: int) -> bool:
+    """Whether it answers with pages of so many tokens."""
+    several = replace(found, sizes=replace(found.sizes, page=size, keys=size * (2 if size > 1 else 5)))
+    return several.output(*several.arrays()) is not None
+
+
+def _partitions(made: Served) -> list[str]:
+    """Its parameters that count the keys of a part by their names and defaults, where parts are no pattern of keys."""
+    numbers = [p.name for p in made.own.parameters.values() if type(p.default) is int and p.default > 1]
+    words = {name: words_in(name) for name in numbers if name not in {*made.parts, *made.sizes, *made.passed.values()}}
+    if not words or OF_PATTERNS.search(code_of(as_written(made.kernel))):
+        return []
+    return [name for name, own in words.items() if own & OF_PARTS and own <= OF_PARTS | SIZES | OF_KEYS]
 
 
 def _stands_at_end(found: Probe) -> bool:

@@ -11,10 +11,24 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.implementations.adapters.jax_op import is_jax, library_of
+from attention_conformance.spec.cases import Case
 
 OP = "BHLD"
 TOGETHER = {"T": "BL", "E": "HD", "N": "PS"}
 """Axes that hold several: the tokens of all samples, the widths of all heads, and the places of all pages."""
+VECTOR = 16
+"""Bytes of a vector in which kernels read keys: an axis C has those of a width, and the last one, X, their numbers."""
+LETTERS = {
+    "T": "tokens of all samples",
+    "E": "H * d",
+    "D": "d",
+    "P": "pages",
+    "S": "page_size",
+    "N": "tokens",
+    "C": "d / x",
+    "X": "x",
+}
+"""What axes are called in a note."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +41,7 @@ class Storage:
         logs: axes of what it returns next to its output; empty: nothing that is known.
         integers: "int32", "int64", or "list" where lengths are numbers of Python.
         pages: tokens of a page of which it needs a multiple.
+        values: axes of values; empty: those of keys.
     """
 
     query: str
@@ -35,6 +50,19 @@ class Storage:
     logs: str = ""
     integers: str = "int32"
     pages: int = 1
+    values: str = ""
+
+    @property
+    def vectors(self) -> bool:
+        """Whether widths of keys lie in vectors."""
+        return "X" in self.key
+
+    @property
+    def about(self) -> str:
+        """For a note."""
+        every = {"query is": self.query, "keys are": self.key, "values are": self.values}
+        shown = {name: ", ".join(LETTERS.get(axis, axis) for axis in axes) for name, axes in every.items() if axes}
+        return ", ".join(f"its {name} ({axes})" for name, axes in shown.items())
 
     @property
     def published(self) -> bool:
@@ -70,10 +98,19 @@ def restored(x: Any, axes: str, sizes: Mapping[str, int]) -> Any:
     return permuted(x.reshape([sizes[axis] for axis in order]), order, OP)
 
 
+def in_vectors(case: Case) -> Case:
+    """The case with widths that are whole vectors in every dtype."""
+    of_all = VECTOR // 2
+    return case.sized(**{name: -(-getattr(case.sizes, name) // of_all) * of_all for name in ("d_k", "d_v")})
+
+
 def pooled(pool: Any, axes: str) -> Any:
     """A pool of pages (P, S, H, D) in other axes."""
     if "N" in axes:
         return permuted(pool.reshape((-1, *pool.shape[2:])), "NHD", axes)
+    if "X" in axes:
+        vector = VECTOR // int(pool.dtype.itemsize)
+        return permuted(pool.reshape((*pool.shape[:3], -1, vector)), "PSHCX", axes)
     return permuted(pool, "PSHD", axes)
 
 

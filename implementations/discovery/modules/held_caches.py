@@ -113,12 +113,13 @@ def _sizes(kind: type) -> dict[str, int] | None:
     """What each parameter counts that its constructor needs; None where one is unknown, or none counts tokens."""
     signature = safe_call(partial(inspect.signature, kind)).value
     needed = [] if signature is None else [p for p in signature.parameters.values() if not is_variadic(p)]
-    counted = {p.name: _counted(p.name) for p in needed if required(p) or _counted(p.name) == 1}
-    counts = [each for each in counted.values() if each is not None]
-    return dict(zip(counted, counts, strict=True)) if len(counts) == len(counted) and 1 in counts else None
+    found = {p.name: counted(p.name) for p in needed if required(p) or counted(p.name) == 1}
+    counts = [each for each in found.values() if each is not None]
+    return dict(zip(found, counts, strict=True)) if len(counts) == len(found) and 1 in counts else None
 
 
-def _counted(name: str) -> int | None:
+def counted(name: str) -> int | None:
+    """What a parameter of this name counts, by its number in `SHOWN`; None where that is something else."""
     size, words = size_of(name), words_of(name)
     if size is Size.SAMPLES or words & SAMPLES:
         return 0
