@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from typing import Any, cast
 
@@ -35,15 +35,18 @@ COUNTED = (Size.HEADS, Size.WIDTH, Size.HEAD_WIDTH, Size.LENGTH)
 Tree = Any
 
 
-def built_once(made: Callable[..., Held]) -> Callable[..., Held]:
-    """The same, which builds once for equal sizes: what it builds is never changed."""
-    kept = cache(made)
+def built_once(made: Callable[..., Held], keeps: Callable[[Held], bool] = lambda held: True) -> Callable[..., Held]:
+    """The same, which builds once for equal sizes what it `keeps`: that is never changed."""
+    kept: dict[tuple[tuple[str, Any], ...], Held] = {}
 
     def built(**given: Any) -> Held:
+        sizes = (*sorted(given.items(), key=lambda each: each[0]),)
         try:
-            return kept(**given)
-        except TypeError:  # one of them has no hash, or the class refuses them
+            known = kept.get(sizes)
+        except TypeError:  # one of them has no hash
             return made(**given)
+        held = known or made(**given)
+        return kept.setdefault(sizes, held) if keeps(held) else held
 
     return built
 

@@ -156,10 +156,16 @@ def is_given(parameter: inspect.Parameter, of_layers: bool = False) -> bool:
 
 def width_in(given: Mapping[str, Any]) -> int:
     """The width of the inputs among the arguments of a constructor, or in its object of settings; 0: there is none."""
+    return number_in(given, NAMES[Size.WIDTH])
+
+
+def number_in(given: Mapping[str, Any], names: Sequence[str]) -> int:
+    """The number of one of these names among the arguments of a constructor, or in its object of settings; 0: none."""
     for name, each in given.items():
-        if size_of(name) is Size.WIDTH and isinstance(each, int):
+        size = size_of(name)
+        if (name in names or (size is not None and NAMES.get(size) == names)) and isinstance(each, int):
             return each
-        own = (getattr(each, known, None) for known in NAMES[Size.WIDTH])
+        own = (getattr(each, known, None) for known in names)
         if not isinstance(each, int | float | str | None) and (found := [x for x in own if isinstance(x, int)]):
             return found[0]
     return 0

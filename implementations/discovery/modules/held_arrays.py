@@ -22,7 +22,8 @@ from attention_conformance.implementations.discovery.modules.constructor_names i
     value_of,
 )
 from attention_conformance.implementations.discovery.modules.emptying import emptied_by
-from attention_conformance.implementations.discovery.modules.given_weights import Weights, is_given, width_in
+from attention_conformance.implementations.discovery.modules.given_groups import weights_given
+from attention_conformance.implementations.discovery.modules.given_weights import is_given
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
 from attention_conformance.implementations.discovery.modules.own_backward import backward_of
 from attention_conformance.implementations.discovery.modules.set_modes import put_in_evaluation
@@ -80,9 +81,12 @@ def plain_class(kind: type) -> type[nn.Module] | None:
     emptying = emptied_by(kind)
 
     def made(**given: Any) -> Held:
-        arrays = {name: Weights(width_in(given)).named(name) for name in weights}
         own = {name: each for name, each in given.items() if name not in added}
-        made = _drawn(partial(kind, **own, **arrays), drawn)
+
+        def build(arrays: Mapping[str, Any]) -> Any:
+            return _drawn(partial(kind, **own, **arrays), drawn)
+
+        made = build(weights_given(weights, given, lambda arrays: getattr(build(arrays), name)))
         put_in_evaluation(made)
         places = _weights(dict(_arrays(made, "", DEEPEST)))
         if not places:

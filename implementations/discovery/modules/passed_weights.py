@@ -13,7 +13,8 @@ from torch import nn
 from attention_conformance.implementations.adapters.jax_programs import called as at_once
 from attention_conformance.implementations.adapters.jax_programs import evaluation
 from attention_conformance.implementations.api.safe_call import safe_call
-from attention_conformance.implementations.discovery.modules.array_modules import split_tree
+from attention_conformance.implementations.discovery.modules.array_modules import built_once, split_tree
+from attention_conformance.implementations.discovery.modules.attempts import OF_A_HEAD
 from attention_conformance.implementations.discovery.modules.constructor_names import Size, size_of
 from attention_conformance.implementations.discovery.modules.given_weights import WHOLE, flattened, nested, width_in
 from attention_conformance.implementations.discovery.modules.held_arrays import (
@@ -27,6 +28,7 @@ from attention_conformance.implementations.discovery.modules.held_arrays import 
 )
 from attention_conformance.implementations.discovery.modules.mirrors import Held, mirror_class
 from attention_conformance.implementations.discovery.signatures import is_variadic, required, role
+from attention_conformance.implementations.discovery.vocabulary import words_of
 
 INITIAL = ("init", "init_params", "init_weights", "initialize", "initialise", "create_params", "make_params", "params")
 """The methods that may make weights, the likelier first."""
@@ -47,7 +49,7 @@ def passed_weights(kind: type) -> type[nn.Module] | None:
     own = [p for p in inspect.signature(kind).parameters.values() if not is_variadic(p)]
     shown = [p for p in own if not is_random(p)]
     drawn = [p.name for p in own if p not in shown and required(p)]
-    sized = any(size_of(p.name) is Size.WIDTH for p in shown)
+    sized = _sizes_inputs(shown, _parameters(kind, initial))
     added = () if sized else (inspect.Parameter(SIZES[0], inspect.Parameter.KEYWORD_ONLY),)
     fixed = {p.name: False for p in rest if p.name in TRAINING and p.default is True}
     sources = [] if any(role(p.name) in ("query", "value") for p in rest) else [p for p in rest if is_random(p)]
@@ -69,7 +71,8 @@ def passed_weights(kind: type) -> type[nn.Module] | None:
         return Held(arrays, answer, framework, evaluation(kind) if framework == "jax" else at_once)
 
     called = inspect.Signature([p for p in rest if p.name not in fixed and p not in sources])
-    return cast("type[nn.Module]", mirror_class(kind, made, inspect.Signature([*shown, *added]), called))
+    once = built_once(made, lambda held: held.framework == "jax")  # others may keep what a call leaves
+    return cast("type[nn.Module]", mirror_class(kind, once, inspect.Signature([*shown, *added]), called))
 
 
 def _parameters(kind: type, name: str) -> list[inspect.Parameter]:
@@ -77,6 +80,16 @@ def _parameters(kind: type, name: str) -> list[inspect.Parameter]:
     written = inspect.getattr_static(kind, name)
     every = [*inspect.signature(getattr(kind, name)).parameters.values()]
     return every if isinstance(written, staticmethod | classmethod) else every[1:]
+
+
+def _sizes_inputs(own: Sequence[inspect.Parameter], initial: Sequence[inspect.Parameter]) -> bool:
+    """Whether its constructor is given the width of inputs: not where all widths may be those of one head.
+
+    That is where they are named so, and what makes the weights is given another one.
+    """
+    widths = [p.name for p in own if size_of(p.name) is Size.WIDTH and p.default is not None]
+    others = any(required(p) and not is_random(p) for p in initial)
+    return bool(widths) and not (others and all(words_of(name) & OF_A_HEAD for name in widths))
 
 
 def _given(parameters: Sequence[inspect.Parameter], width: int) -> Iterator[dict[str, Any]]:
