@@ -11,7 +11,6 @@ from torch import nn
 
 from attention_conformance.implementations.adapters.as_built import Call, Run
 from attention_conformance.implementations.adapters.tensors import to_array
-from attention_conformance.implementations.api.contract import Result
 from attention_conformance.implementations.discovery.modules.constructors import Constructor
 from attention_conformance.implementations.discovery.modules.part_equations import PartEquations, gives
 from attention_conformance.implementations.discovery.modules.slots import roles_of, slots
@@ -21,6 +20,7 @@ from attention_conformance.implementations.discovery.modules.template import (
     Variant,
     output_of_variant,
 )
+from attention_conformance.implementations.discovery.modules.whole_equations import WholeEquation
 from attention_conformance.spec.problem import Problem
 
 NON_LOCAL = {"theta": "q", "phi": "k", "g": "v", "w": "o"}
@@ -60,18 +60,6 @@ class Form:
         return nn.functional.linear(x, weight, own.get(f"{self.layers[role]}.bias"))
 
 
-@dataclass(frozen=True, eq=False)
-class NarrowScores:
-    """A module of such a form, judged by its numbers."""
-
-    whole: PartEquations
-    form: Form
-
-    def __call__(self, problem: Problem, device: str) -> Result:
-        """What the equation gives; its `others` are the output."""
-        return self.whole.compared(self.form.output, "by its equation", problem, device)
-
-
 def narrow_scores(make: Constructor, call: Call, problem: Problem, device: str) -> Mapping[str, Run]:
     """The run that judges it, by a text for messages, if it answers as such a form does, or as one with a mistake."""
     whole = PartEquations(make, call, Variant(), {}, alone=True)
@@ -81,7 +69,7 @@ def narrow_scores(make: Constructor, call: Call, problem: Problem, device: str) 
     for slip, form in product((Slip.NONE, *SLIPS), _forms(module, problem)):
         slipped = replace(form, variant=replace(form.variant, slip=slip))
         if gives(slipped.output, module, problem, shown):
-            return {f"with the numbers of {', '.join(form.layers.values())}": NarrowScores(whole, form)}
+            return {f"with the numbers of {', '.join(form.layers.values())}": WholeEquation(whole, form)}
     return {}
 
 

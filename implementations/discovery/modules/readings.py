@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice, permutations, product
+from itertools import chain, islice, permutations, product
 from math import prod
 from typing import Any
 
@@ -204,9 +204,13 @@ def read(module: nn.Module, answer: Answer, inputs: int, width: int, heads: int,
 
     Its parameters are drawn anew. `inputs` of the three differ, see `ModuleCall`.
     """
-    found = slots(module, width, heads)
     likeliest: Reading | None = None
-    for fill, held in _held(found, module, (width, heads)):
+    nestings = [slots(module, width, heads, outer) for outer in (False, True)]
+    nested = chain.from_iterable(
+        ((found, *each) for each in _held(found, module, (width, heads)))
+        for found in nestings[: 1 + (nestings[0] != nestings[1])]
+    )
+    for found, fill, held in nested:
         rest = [slot for slot in found if slot.pattern not in held]
         possible = [each for each in islice(readings(rest, width, heads), MOST) if _complete(each, rest)]
         if not possible and heads > 1:

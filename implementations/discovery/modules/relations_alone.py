@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from attention_conformance.implementations.adapters.as_built import INPUTS, ROUNDINGS, AsBuilt, moved_at
+from attention_conformance.implementations.adapters.as_built import INPUTS, ROUNDINGS, AsBuilt, Run, moved_at
 from attention_conformance.implementations.adapters.torch_module import in_mode
 from attention_conformance.implementations.api.contract import Claims, Implementation, Unsupported
 from attention_conformance.implementations.api.safe_call import safe_call
@@ -28,12 +28,14 @@ from attention_conformance.implementations.discovery.modules.forwards import Mod
 from attention_conformance.implementations.discovery.modules.harder_inputs import mixes_tokens
 from attention_conformance.implementations.discovery.modules.masked_samples import masked_samples
 from attention_conformance.implementations.discovery.modules.module_runs import module_run
-from attention_conformance.implementations.discovery.modules.narrow_scores import NarrowScores, narrow_scores
+from attention_conformance.implementations.discovery.modules.narrow_scores import narrow_scores
 from attention_conformance.implementations.discovery.modules.pooled import pooled_tokens
 from attention_conformance.implementations.discovery.modules.promises import text_of
 from attention_conformance.implementations.discovery.modules.same_function import dropout_in_evaluation
+from attention_conformance.implementations.discovery.modules.set_blocks import set_blocks
 from attention_conformance.implementations.discovery.modules.tried_calls import tried_calls
 from attention_conformance.implementations.discovery.modules.tried_makes import tried_makes
+from attention_conformance.implementations.discovery.modules.whole_equations import WholeEquation
 from attention_conformance.implementations.discovery.modules.whole_modules import of_unknown_form, plain_problem
 from attention_conformance.implementations.discovery.modules.whole_samples import AnyAxes, of_samples
 from attention_conformance.implementations.discovery.signatures import of_constructor, required
@@ -91,7 +93,7 @@ def relations_alone(name: str, kind: object, refused: TargetError, device: str) 
 
 def _means(run: AsBuilt) -> str:
     """By what it is judged, for a message."""
-    whole = any(isinstance(each, NarrowScores) for each in run.otherwise.values())
+    whole = any(isinstance(each, WholeEquation) for each in run.otherwise.values())
     of_answers = "relations between its own answers"
     return f"the equation of the whole, and by {of_answers}" if whole else f"{of_answers} alone"
 
@@ -167,7 +169,7 @@ def _far(module: nn.Module, left: Iterator[int], tokens: int, call: ModuleCall) 
 
 def _makes(kind: type[nn.Module]) -> Iterator[tuple[Constructor, nn.Module]]:
     """Those that can be built at all, each with what is built."""
-    for make in chain(_known(kind), _numbered(kind), tried_makes(kind, WIDTH, HEADS)):
+    for make in chain(_of_inputs(_known(kind)), _numbered(kind), tried_makes(kind, WIDTH, HEADS)):
         module = safe_call(partial(make, WIDTH, HEADS)).value
         if module is not None and sum(each.numel() for each in module.parameters()) > MOST_NUMBERS:
             return  # such as a table for each offset in a window of thousands of tokens: each call would take seconds
@@ -178,6 +180,15 @@ def _makes(kind: type[nn.Module]) -> Iterator[tuple[Constructor, nn.Module]]:
 def _known(kind: type[nn.Module]) -> Iterator[Constructor]:
     with suppress(TargetError):
         yield from attempts(kind)
+
+
+def _of_inputs(makes: Iterator[Constructor]) -> Iterator[Constructor]:
+    """These, and before each whose widths are all named as those of heads, one where they are those of its inputs."""
+    for make in makes:
+        of_heads = {name: Size.WIDTH for name, size in make.sizes.items() if size is Size.HEAD_WIDTH}
+        if of_heads and Size.WIDTH not in make.sizes.values():
+            yield replace(make, sizes={**make.sizes, **of_heads})
+        yield make
 
 
 def _numbered(kind: type[nn.Module]) -> Iterator[Constructor]:
@@ -197,16 +208,22 @@ def _run(make: Constructor, module: nn.Module, call: ModuleCall, tokens: int, de
         check = ClaimCheck(each, partial(module_run, make), claims, device)
         problem = plain_problem(check)
         for run in (look(make, module, each, check) for look in (of_unknown_form, of_samples)):
-            if run is not None and problem is not None and _keeps_apart(run, problem, device):
+            whole = {} if run is None or problem is None else _whole(make, run, each, problem, device)
+            if run is not None and problem is not None and (_keeps_apart(run, problem, device) or whole):
                 run = _as_promised(run, make, module)
                 masked = masked_samples(make, each, problem, device)
-                whole = narrow_scores(make, run.call, problem, device)
                 dropped = dropout_in_evaluation(make, run, problem, device)
                 pools = isinstance(run.call, AnyAxes)
                 pooled = pooled_tokens(make, run, each, text_of(make.kind), ORDERED, problem) if pools else {}
                 run = replace(run, otherwise={**run.otherwise, **masked, **whole, **dropped, **pooled})
                 return run if pools or run.otherwise or run.pieces or run.trained or run.causal else None
     return None
+
+
+def _whole(make: Constructor, run: AsBuilt, call: ModuleCall, problem: Problem, device: str) -> Mapping[str, Run]:
+    """The runs that judge it by the equation of the whole, whatever mistake is next to it."""
+    narrow = narrow_scores(make, run.call, problem, device)
+    return narrow or set_blocks(make, run.call, call.alone_with_itself().inputs, problem, device)
 
 
 def _as_promised(run: AsBuilt, make: Constructor, module: nn.Module) -> AsBuilt:

@@ -91,8 +91,15 @@ class Slot:
         return [[word for word in part if word and word not in ("weight", "bias")] for part in parts]
 
 
-def slots(module: nn.Module, width: int, heads: int) -> list[Slot]:
-    """The parameters of a module with so many heads; two or more."""
+def slots(module: nn.Module, width: int, heads: int, outer: bool = False) -> list[Slot]:
+    """The parameters of a module with so many heads; two or more.
+
+    Args:
+        module: the module.
+        width: of its inputs.
+        heads: as many as it has.
+        outer: where either of two numbers in a path may be that of a head, as in lists of lists, the first one is.
+    """
     shapes = {path: tuple(parameter.shape) for path, parameter in module.named_parameters()}
     by_pattern: dict[str, list[str]] = {}
     for path in shapes:
@@ -101,7 +108,7 @@ def slots(module: nn.Module, width: int, heads: int) -> list[Slot]:
                 by_pattern.setdefault(pattern, []).append(path)
     starred = {
         path: pattern
-        for pattern, paths in by_pattern.items()
+        for pattern, paths in sorted(by_pattern.items(), key=lambda each: each[0].index("*"), reverse=outer)
         if len(paths) == heads > 1
         and len({shapes[path] for path in paths}) == 1
         and _one_a_head(pattern, paths, shapes[paths[0]], width)

@@ -32,6 +32,8 @@ class Slip(Enum):
     BOTH = "heads split from the tokens, and merged with them"
     OVER_QUERIES = "a softmax over queries"
     OVER_HEADS = "a softmax over heads"
+    OVER_SAMPLES = "a softmax over heads and samples, as over their common axis"
+    ACROSS_SAMPLES = "heads merged from the common axis of heads and samples by a view alone"
     TRANSPOSED = "weights transposed"
     TWICE = "two softmaxes"
     SCALED_LATE = "weights scaled, not scores"
@@ -50,6 +52,8 @@ class Slip(Enum):
 
 NORM_AXES = {Slip.ACROSS: (1, 1), Slip.OVER_TOKENS: (-2, -2), Slip.KEYS_OVER_TOKENS: (-1, -2)}
 """Mistakes in the axis over which queries, and keys, are divided by their lengths."""
+KNOWN_ELSEWHERE = (Slip.CHANNELS, Slip.SLOPES_SCALED, Slip.OVER_SAMPLES, Slip.ACROSS_SAMPLES)
+"""Mistakes next to which no place of a parameter is read."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def variants() -> Iterator[Variant]:
 def slipped() -> Iterator[Variant]:
     """Those with a mistake that leaves nothing of a module's answer as it should be."""
     plain = (Variant(known=False), Variant(Premises(causal=True), known=False))
-    usual = [slip for slip in Slip if slip not in (Slip.NONE, *NORM_AXES, *OF_PARTS, Slip.CHANNELS, Slip.SLOPES_SCALED)]
+    usual = [slip for slip in Slip if slip not in (Slip.NONE, *NORM_AXES, *OF_PARTS, *KNOWN_ELSEWHERE)]
     yield from (replace(each, slip=slip) for slip in usual for each in plain)
     yield from (replace(each, slip=slip, known=False) for slip in NORM_AXES for each in COSINES)
 
@@ -193,14 +197,20 @@ def scores_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
         base, last = BASE ** (variant.part if slip is Slip.WHOLE_ANGLES else 1.0), slip is Slip.LAST_PART
         dim = int(query.shape[-1] * variant.part)
         query, key = (_rotated(x, base, variant.pairing, dim, last) for x in (query, key))
-    width = query.shape[-1] * (query.shape[1] if variant.of_all else 1)
-    scores: torch.Tensor = query @ key.mT * width**variant.scale
+    scale = _scale(query, variant)
+    scores: torch.Tensor = query @ key.mT * scale
     if variant.premises.alibi:
         place = torch.arange(scores.shape[-1], dtype=scores.dtype)
         slopes = scores.new_tensor(usual_slopes(scores.shape[1])[int(variant.premises.interleaved)])
-        slopes = slopes * width**variant.scale if slip is Slip.SLOPES_SCALED else slopes
+        slopes = slopes * scale if slip is Slip.SLOPES_SCALED else slopes
         scores = scores - slopes[:, None, None] * (place - place[: scores.shape[-2], None]).abs()
     return scores
+
+
+def _scale(query: torch.Tensor, variant: Variant) -> float:
+    """What multiplies the scores of queries (B, H, L, d)."""
+    width: int = query.shape[-1] * (query.shape[1] if variant.of_all else 1)
+    return float(width**variant.scale)
 
 
 def _rotated(x: torch.Tensor, base: float, pairing: RotaryPairing, dim: int, last: bool = False) -> torch.Tensor:
@@ -218,16 +228,36 @@ def output_of_variant(given: Projected, variant: Variant) -> torch.Tensor:
     if variant.premises.causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(later.mT if slip is Slip.LATER else later, -torch.inf)
-    weights = scores.softmax({Slip.OVER_QUERIES: -2, Slip.OVER_HEADS: 1}.get(slip, -1))
+    weights = _weights(scores, slip)
     weights = weights.softmax(-1) if slip is Slip.TWICE else weights
-    weights = weights * given.query.shape[-1] ** variant.scale if slip is Slip.SCALED_LATE else weights
+    weights = weights * _scale(given.query, variant) if slip is Slip.SCALED_LATE else weights
     if slip is Slip.NEXT:
         weights = torch.cat([weights[..., 1:], torch.zeros_like(weights[..., :1])], -1)
     heads = (weights.mT if slip is Slip.TRANSPOSED else weights) @ given.value
-    if slip in (Slip.MERGED, Slip.BOTH):
-        batch, count, tokens, width = heads.shape
-        heads = heads.reshape(batch, tokens, count, width).transpose(1, 2)
-    return given.merged(heads)
+    return given.merged(_merging(heads, slip))
+
+
+def _weights(scores: torch.Tensor, slip: Slip) -> torch.Tensor:
+    """Those of scores (B, H, Lq, Lk)."""
+    if slip is Slip.OVER_SAMPLES:
+        return scores.flatten(0, 1).softmax(0).view(scores.shape)
+    return scores.softmax({Slip.OVER_QUERIES: -2, Slip.OVER_HEADS: 1}.get(slip, -1))
+
+
+def _merging(heads: torch.Tensor, slip: Slip) -> torch.Tensor:
+    """Heads (B, H, L, d) that give what a mistake makes of them, once they are merged."""
+    batch, count, tokens, width = heads.shape
+    if slip is Slip.ACROSS_SAMPLES:
+        heads = heads.transpose(0, 1)
+    elif slip not in (Slip.MERGED, Slip.BOTH):
+        return heads
+    return heads.reshape(batch, tokens, count, width).transpose(1, 2)
+
+
+def merged_with_slip(query: torch.Tensor, slip: Slip) -> torch.Tensor:
+    """Queries in heads (B, H, L, d) as (B, L, E), as far as a mistake is one in how heads are split and merged."""
+    split = _viewed(query) if slip in (Slip.SPLIT, Slip.BOTH) else query
+    return _merging(split, slip).transpose(1, 2).flatten(2)
 
 
 def _with_slip(given: Projected, slip: Slip) -> Projected:

@@ -41,11 +41,16 @@ class AnyAxes:
         output: Any = parts_of(self.call(module, given, problem))[0]
         if output.shape[:1] != x.shape[:1] or not output.is_floating_point():
             raise ValueError("its answer has another number of samples")
-        numbers, room = output.flatten(1), x[0].numel()
-        lacking = -numbers.shape[1] % room
-        laid = torch.cat([numbers, numbers.new_zeros(len(x), lacking)], 1)
-        summed: torch.Tensor = laid.unflatten(1, (-1, room)).sum(1)
-        return summed.reshape(x.shape)
+        return laid_in_tokens(output, x)
+
+
+def laid_in_tokens(output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The numbers of each sample of an answer (B, ...), as those of so many tokens."""
+    numbers, room = output.flatten(1), x[0].numel()
+    lacking = -numbers.shape[1] % room
+    laid = torch.cat([numbers, numbers.new_zeros(len(x), lacking)], 1)
+    summed: torch.Tensor = laid.unflatten(1, (-1, room)).sum(1)
+    return summed.reshape(x.shape)
 
 
 def of_samples(make: Constructor, module: nn.Module, call: ModuleCall, check: ClaimCheck) -> AsBuilt | None:

@@ -1,4 +1,4 @@
-"""Functions that are passed weights as lists, of one matrix for each head."""
+"""Weights in lists: of one matrix for each head, passed to functions, and of lists of layers in modules."""
 
 import pytest
 
@@ -57,3 +57,34 @@ def test_another_order_or_scale_is_a_mistake(make: Make, text: str, clause: str)
 )
 def test_values_through_other_matrices_are_refused(make: Make, text: str) -> None:
     assert "values" in refused(make, text)
+
+
+LISTS = """
+class f(nn.Module):
+    def __init__(self, h, d_model):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.ModuleList([nn.Linear(d_model, d_model // h) for _ in range({inner})])
+                                    for _ in range({outer})])
+        self.final = nn.Linear(d_model, d_model)
+    def forward(self, query, key, value):
+        heads = [attend(q(query), k(key), v(value){scale})[0] for q, k, v in {each}]
+        return self.final(torch.cat(heads, -1))
+"""
+OF_HEADS = {"inner": "3", "outer": "h", "each": "self.parts"}
+OF_ROLES = {"inner": "h", "outer": "3", "each": "zip(*self.parts)"}
+
+
+@pytest.mark.parametrize("lists", [OF_HEADS, OF_ROLES], ids=["heads of roles", "roles of heads"])
+def test_layers_in_lists_of_lists(make: Make, lists: dict[str, str]) -> None:
+    assert_conforms(make(LISTS.format(scale="", **lists)), "float64")
+
+
+@pytest.mark.parametrize("lists", [OF_HEADS, OF_ROLES], ids=["heads of roles", "roles of heads"])
+def test_mistakes_next_to_lists_of_lists(make: Make, lists: dict[str, str]) -> None:
+    wrong = make(LISTS.format(scale=", scale=query.shape[-1] ** -0.5", **lists))
+    assert failing(wrong, "scores.dot-product", "heads.split", dtype="float64")
+
+
+def test_values_of_keys_in_lists_of_lists_are_refused(make: Make) -> None:
+    text = LISTS.format(scale="", **OF_HEADS)
+    assert "parts.0.0.weight" in refused(make, text.replace("v(value)", "v(key)"))
