@@ -78,7 +78,7 @@ def plain_class(kind: type) -> type[nn.Module] | None:
     if weights and not any(size_of(p.name) is Size.WIDTH for p in shown) and not settings_parameter(_signature(shown)):
         shown.append(inspect.Parameter(SIZES[0], inspect.Parameter.KEYWORD_ONLY))
     added = {SIZES[0]} - {p.name for p in own}
-    emptying = emptied_by(kind)
+    emptying, computed = emptied_by(kind), set[str]()
 
     def made(**given: Any) -> Held:
         own = {name: each for name, each in given.items() if name not in added}
@@ -88,7 +88,7 @@ def plain_class(kind: type) -> type[nn.Module] | None:
 
         made = build(weights_given(weights, given, lambda arrays: getattr(build(arrays), name)))
         put_in_evaluation(made)
-        places = _weights(dict(_arrays(made, "", DEEPEST)))
+        places = _weights(dict(_arrays(made, "", DEEPEST)), computed)
         if not places:
             raise ValueError("it has no weights")
         kept = {path: owner[at] for path, (owner, at) in places.items()}
@@ -171,14 +171,18 @@ Owner = tuple[Any, Any]
 """What has an array, and under which key."""
 
 
-def _weights(places: Mapping[str, Owner]) -> dict[str, Owner]:
+def _weights(places: Mapping[str, Owner], known: set[str]) -> dict[str, Owner]:
     """The arrays without gradients, sums of optimizers, triangles of causality and tables of rotations.
 
-    The names of the former are those of matrices that begin as zeros.
+    The names of the former are those of matrices that begin as zeros. Of those that are computed, `known` has the paths:
+    in heads of two components, a single frequency or cosine is no sign of what it is.
     """
     arrays = [owner[at] for owner, at in places.values()]
-    computed = [_is_triangle(each) or is_of_angles(each, arrays) for each in arrays]
-    places = {path: place for (path, place), known in zip(places.items(), computed, strict=True) if not known}
+    computed = {
+        path for path, (owner, at) in places.items() if _is_triangle(owner[at]) or is_of_angles(owner[at], arrays)
+    }
+    known |= computed
+    places = {path: place for path, place in places.items() if path not in known}
     empty = {path for path, (owner, at) in places.items() if owner[at].ndim > 1 and not owner[at].any()}
     names = {path.rpartition(".")[2] for path in empty}
     vectors = {path.rpartition(".")[2] for path, (owner, at) in places.items() if not owner[at].any()}
