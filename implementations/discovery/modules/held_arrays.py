@@ -174,14 +174,13 @@ Owner = tuple[Any, Any]
 def _weights(places: Mapping[str, Owner], known: set[str]) -> dict[str, Owner]:
     """The arrays without gradients, sums of optimizers, triangles of causality and tables of rotations.
 
-    The names of the former are those of matrices that begin as zeros. Of those that are computed, `known` has the paths:
-    in heads of two components, a single frequency or cosine is no sign of what it is.
+    The names of the former are those of matrices that begin as zeros. `known` has the paths of those that are computed: in
+    heads of two components, a single frequency or cosine is no sign of what it is.
     """
     arrays = [owner[at] for owner, at in places.values()]
-    computed = {
+    known |= {
         path for path, (owner, at) in places.items() if _is_triangle(owner[at]) or is_of_angles(owner[at], arrays)
     }
-    known |= computed
     places = {path: place for path, place in places.items() if path not in known}
     empty = {path for path, (owner, at) in places.items() if owner[at].ndim > 1 and not owner[at].any()}
     names = {path.rpartition(".")[2] for path in empty}
