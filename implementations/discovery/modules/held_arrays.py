@@ -174,8 +174,8 @@ Owner = tuple[Any, Any]
 def _weights(places: Mapping[str, Owner], known: set[str]) -> dict[str, Owner]:
     """The arrays without gradients, sums of optimizers, triangles of causality and tables of rotations.
 
-    The names of the former are those of matrices that begin as zeros. `known` has the paths of what is computed: in heads
-    of two components, a single frequency or cosine is no sign of what it is.
+    The names of the former are those of matrices that begin as zeros. `known` has the paths of what is computed:
+    in heads of two components, a single frequency or cosine is no sign of what it is.
     """
     arrays = [owner[at] for owner, at in places.values()]
     known |= {
