@@ -89,20 +89,19 @@ class PrefixKeys:
     def answer(self, inputs: Sequence[Any], prefix: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """The same to inputs without a prefix."""
         if self.packed:
-            parts = [self._sequence(*each, options) for each in zip(*inputs, *prefix, strict=True)]
-            return stacked(parts)
+            samples = zip(zip(*inputs, strict=True), zip(*prefix, strict=True), strict=True)
+            return stacked([self._sequence(*each, options) for each in samples])
         given = dict(zip(self.names, (x[0] if self.shared else x for x in prefix), strict=True))
         if self.inputs == tuple(p.name for p in positional(signature_of(self.called))[:3]):
             return self.called(*inputs, **given, **options)
         return self.called(**dict(zip(self.inputs, inputs, strict=True)), **given, **options)
 
-    def _sequence(self, query: Any, key: Any, value: Any, *prefix_and_options: Any) -> Any:
+    def _sequence(self, own: Sequence[Any], prefix: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """The answer to one sequence, which stands after its own first tokens, negated, as another one."""
-        *prefix, options = prefix_and_options
-        count = query.shape[self.axis]
+        count = own[0].shape[self.axis]
         before = (count + 1) // 2
-        inputs = [together([-self.tokens(x, slice(before)), x], x.ndim + self.axis) for x in (query, key, value)]
-        ends = like(np.array([0, before, before + count], np.int32), query)
+        inputs = [together([-self.tokens(x, slice(before)), x], x.ndim + self.axis) for x in own]
+        ends = like(np.array([0, before, before + count], np.int32), own[0])
         placed = {name: max(before, count) if part in LONGEST else ends for name, part in self.packed.items()}
         given = dict(zip((*self.inputs, *self.names), (*inputs, *prefix), strict=True))
         return self.tokens(first_part(self.called(**given, **placed, **options)), slice(before, None))

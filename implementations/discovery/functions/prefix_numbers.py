@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attention_conformance.implementations.adapters.jax_op import library_of
+import numpy as np
+
 from attention_conformance.implementations.api.contract import Implementation
 from attention_conformance.implementations.api.safe_call import safe_call
 from attention_conformance.implementations.discovery.claim_checks import PLAIN, ClaimCheck, near_outputs
@@ -17,6 +17,7 @@ from attention_conformance.implementations.discovery.documented import as_writte
 from attention_conformance.implementations.discovery.functions.function_calls import RenamedCall
 from attention_conformance.implementations.discovery.functions.needed_tables import of_each_kind
 from attention_conformance.implementations.discovery.functions.neutral_numbers import NeutralNumber
+from attention_conformance.implementations.discovery.functions.stored_axes import like, stacked
 from attention_conformance.implementations.discovery.probe import first_part, shape_of
 from attention_conformance.implementations.discovery.signatures import required, signature_of
 from attention_conformance.implementations.discovery.vocabulary import words_of
@@ -73,13 +74,13 @@ class OfPrefixes:
         """The rows of all queries; where another option counts tokens, too, the function's answer."""
         length = query.shape[-2]
         if not length or length != key.shape[-2] or not query.shape[0] or not self._alone(options):
-            return self._first(query, key, value, options)
+            return first_part(self.function(query, key, value, **options))
         rows: dict[tuple[int, int], Any] = {}
         for turn in range(length):
             own = [(turn + sample * self.each) % length for sample in range(query.shape[0])]
             rows |= self._rows(own, (query, key, value), options)
-        stacked = [_stacked([rows[sample, row] for row in range(length)]) for sample in range(query.shape[0])]
-        return _stacked(stacked, axis=0)
+        samples = [stacked([rows[sample, row] for row in range(length)], -2) for sample in range(query.shape[0])]
+        return stacked(samples, 0)
 
     def _alone(self, options: Mapping[str, Any]) -> bool:
         """Whether later keys are hidden, and nothing else that is given counts or hides keys."""
@@ -87,32 +88,17 @@ class OfPrefixes:
         causal = not self.flag or options.get(self.flag) is True
         return causal and all(each is None or isinstance(each, bool | float) for each in others)
 
-    def _first(self, query: Any, key: Any, value: Any, options: Mapping[str, Any]) -> Any:
-        answer = self.function(query, key, value, **options)
-        return answer[0] if isinstance(answer, tuple | list) else answer
-
     def _rows(self, own: Sequence[int], inputs: tuple[Any, Any, Any], options: Mapping[str, Any]) -> dict[Any, Any]:
         """The row of each sample at its own place, of one call."""
         query, key, value = inputs
         numbers = [row + 1 if self.amid or row % 2 else row // 2 for row in own]
         if self.amid:
             moved = [query[sample][..., [row] * query.shape[-2], :] for sample, row in enumerate(own)]
-            query = _stacked(moved, axis=0)
-        given = _array(numbers, query) if self.each else numbers[0]
-        answer = self._first(query, key, value, {**options, self.name: given})
+            query = stacked(moved, 0)
+        given = like(np.array(numbers), query) if self.each else numbers[0]
+        answer = first_part(self.function(query, key, value, **{**options, self.name: given}))
         places = [row // 2 if self.amid else row for row in own]
         return {(sample, row): answer[sample][..., places[sample], :] for sample, row in enumerate(own)}
-
-
-def _stacked(parts: Sequence[Any], axis: int = -2) -> Any:
-    library = sys.modules["torch"] if hasattr(parts[0], "new_tensor") else library_of(parts[0])
-    return library.stack(parts, axis)
-
-
-def _array(numbers: Sequence[int], like: Any) -> Any:
-    if hasattr(like, "new_tensor"):
-        return sys.modules["torch"].tensor(numbers, device=like.device)
-    return library_of(like).asarray(numbers)
 
 
 def prefix_number(function: Callable[..., Any]) -> str:

@@ -340,6 +340,10 @@ def settings_of(
     return hint(**{**given, **rest, **counted, **changed})  # which it may refuse to be none
 
 
+OF_LENGTHS = {"tokens", "length", "len", "context", "seq", "positions", "ctx"}
+"""Words in the names of numbers of tokens that a dataclass of settings needs."""
+
+
 def _usual(hint: type, needed: Field[Any], named: Mapping[str, Size], width: int, heads: int) -> object:
     """What a field is that a dataclass of settings needs: a size, or the first of the texts that its code knows."""
     if needed.name in named:
@@ -356,10 +360,6 @@ def _may_count(option: Field[Any], needed: Mapping[str, object]) -> bool:
 
 def _type_of(option: Field[Any]) -> str:
     return option.type.__name__ if isinstance(option.type, type) else str(option.type)
-
-
-OF_LENGTHS = {"tokens", "length", "len", "context", "seq", "positions", "ctx"}
-"""Words in the names of numbers of tokens that a dataclass of settings needs."""
 
 
 def options_of_settings(kind: Any, name: str, lenient: bool) -> list[inspect.Parameter]:

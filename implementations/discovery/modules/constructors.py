@@ -354,7 +354,7 @@ def _check_sizes(kind: type[nn.Module], signature: inspect.Signature, sizes: lis
 
 
 def counts_heads(name: str) -> bool:
-    """Whether a parameter of this name does."""
+    """Whether a parameter of this name is the number of heads."""
     return name in HEAD_COUNTS or ("head" in name.lower() and not {"size", "dim", "width"} & {*name.lower().split("_")})
 
 

@@ -48,6 +48,8 @@ DEEPEST = 4
 """Attributes of attributes that are searched for arrays."""
 OF_CONTAINER = 0.25
 """What a dictionary or a list counts of that: some keep all their parts in one, and the numbers of each in another."""
+NEAR = 1e-3
+"""By which tables may be off, in half types too, that no weights are near by chance."""
 LEAST, CORNER = 3, 16
 """The fewest rows of a triangle that is no weight by chance, and those that are looked at."""
 SIZES = ("embed_dim", "num_heads")
@@ -179,7 +181,7 @@ def _weights(places: Mapping[str, Owner], known: set[str]) -> dict[str, Owner]:
     """
     arrays = [owner[at] for owner, at in places.values()]
     known |= {
-        path for path, (owner, at) in places.items() if _is_triangle(owner[at]) or is_of_angles(owner[at], arrays)
+        path for path, (owner, at) in places.items() if _is_triangle(owner[at]) or _is_of_angles(owner[at], arrays)
     }
     places = {path: place for path, place in places.items() if path not in known}
     empty = {path for path, (owner, at) in places.items() if owner[at].ndim > 1 and not owner[at].any()}
@@ -204,12 +206,12 @@ def _is_triangle(array: Any) -> bool:
     )
 
 
-def is_of_angles(array: Any, others: Sequence[Any]) -> bool:
+def _is_of_angles(array: Any, others: Sequence[Any]) -> bool:
     """Whether it has the frequencies of rotations, or with one of the others, or in its halves, cosines and sines."""
     numbers = _numbers(array)
     if numbers.ndim == 1:
         steps = numbers[1:] / numbers[:-1] if (numbers > 0.0).all() else numbers[:0]
-        return bool(len(steps) and numbers[0] == 1.0 and steps[0] < 1.0 and np.allclose(steps, steps[0], 1e-3))
+        return bool(len(steps) and numbers[0] == 1.0 and steps[0] < 1.0 and np.allclose(steps, steps[0], NEAR))
     alike = (_numbers(each) for each in others if each is not array and each.shape == array.shape)
     halves = np.array_split(numbers, 2, -1) if numbers.shape[-1] % 2 == 0 else [numbers, numbers]
     return any(_is_circle(*pair) for pair in ((numbers, other) for other in alike)) or _is_circle(*halves)
@@ -218,7 +220,7 @@ def is_of_angles(array: Any, others: Sequence[Any]) -> bool:
 def _is_circle(one: Array, other: Array) -> bool:
     """Whether each is the cosine and the other the sine of angles that begin at 0."""
     starts = {float(np.abs(each.flat[0])) for each in (one, other) if each.size}
-    return starts == {0.0, 1.0} and np.allclose(one**2 + other**2, 1.0, 0.0, 1e-3)
+    return starts == {0.0, 1.0} and np.allclose(one**2 + other**2, 1.0, 0.0, NEAR)
 
 
 def _numbers(array: Any) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -41,15 +41,20 @@ def in_layer(kind: Any) -> type[nn.Module] | None:
 
     Its numbers of the module are parameters of the layer, which are then judged as those of any layer are.
     """
+    if (interface := _interface(kind)) is None:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        layout = next((each for each in IN_HEADS if safe_call(partial(_attends, kind, each)).value), None)
+    return None if layout is None else _layer(kind, *interface, layout)
+
+
+def _interface(kind: Any) -> tuple[inspect.Signature, list[str]] | None:
+    """The signature of a module's forward and its inputs, if these are query, key and value."""
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         return None
     forward = safe_call(lambda: inspect.signature(kind.forward)).value
     inputs = [p.name for p in positional(forward)[1:4]] if forward is not None else []
-    if forward is None or tuple(map(role, inputs)) != INPUTS:
-        return None
-    with torch.random.fork_rng(devices=[]):
-        layout = next((each for each in IN_HEADS if safe_call(partial(_attends, kind, each)).value), None)
-    return None if layout is None else _layer(kind, forward, inputs, layout)
+    return None if forward is None or tuple(map(role, inputs)) != INPUTS else (forward, inputs)
 
 
 def _called(module: nn.Module, layout: str) -> NeededArrays:
@@ -72,10 +77,7 @@ def _layer(kind: type[nn.Module], forward: inspect.Signature, inputs: list[str],
             self.inner = built_in_heads(kind, embed_dim // num_heads, num_heads)
 
         def forward(self, *given: torch.Tensor, **options: Any) -> Any:
-            named = dict(zip(inputs, given, strict=False))
-            named |= {name: options.pop(name) for name in inputs if name in options}
-            layers = (self.q_proj, self.k_proj, self.v_proj)
-            projected = (layer(named[name]) for layer, name in zip(layers, inputs, strict=True))
+            projected = _projected((self.q_proj, self.k_proj, self.v_proj), inputs, given, options)
             heads = [in_layout(each, layout, self.num_heads) for each in projected]
             output, *others = _called(self.inner, layout)(heads, {}, options)
             merged = self.out_proj(out_of_layout(output, layout))
@@ -84,19 +86,24 @@ def _layer(kind: type[nn.Module], forward: inspect.Signature, inputs: list[str],
     return _named(Layer, kind, forward)
 
 
+def _projected(
+    layers: Sequence[nn.Module], inputs: Sequence[str], given: Sequence[torch.Tensor], options: dict[str, Any]
+) -> list[torch.Tensor]:
+    """What the layers make of the inputs, which are given by position or taken out of the options by name."""
+    named = dict(zip(inputs, given, strict=False))
+    named |= {name: options.pop(name) for name in inputs if name in options}
+    return [layer(named[name]) for layer, name in zip(layers, inputs, strict=True)]
+
+
 def projected_first(kind: Any) -> type[nn.Module] | None:
     """A layer that projects query, key and value for a module of heads side by side that projects none of these.
 
     None for any other. What the module holds is then of the layer: the projection of the output, where it has one.
     """
-    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        return None
-    forward = safe_call(lambda: inspect.signature(kind.forward)).value
-    inputs = [p.name for p in positional(forward)[1:4]] if forward is not None else []
-    if forward is None or tuple(map(role, inputs)) != INPUTS:
+    if (interface := _interface(kind)) is None:
         return None
     make = next((each for each in islice(_makes(kind), MOST_MAKES) if _projects_no_input(each)), None)
-    return None if make is None else _projecting(make, forward, inputs)
+    return None if make is None else _projecting(make, *interface)
 
 
 def _makes(kind: type[nn.Module]) -> Iterator[Constructor]:
@@ -123,10 +130,7 @@ def _projecting(make: Constructor, forward: inspect.Signature, inputs: list[str]
             self.inner = make(embed_dim, num_heads)
 
         def forward(self, *given: torch.Tensor, **options: Any) -> Any:
-            named = dict(zip(inputs, given, strict=False))
-            named |= {name: options.pop(name) for name in inputs if name in options}
-            layers = (self.q_proj, self.k_proj, self.v_proj)
-            projected = [layer(named[name]) for layer, name in zip(layers, inputs, strict=True)]
+            projected = _projected((self.q_proj, self.k_proj, self.v_proj), inputs, given, options)
             return self.inner(*projected, *given[3:], **options)
 
     return _named(Layer, make.kind, forward)

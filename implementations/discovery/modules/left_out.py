@@ -22,6 +22,7 @@ from attention_conformance.implementations.discovery.modules.neutrals import (
 )
 from attention_conformance.implementations.discovery.modules.own_cache import PAST
 from attention_conformance.implementations.discovery.modules.parameters import SHUT
+from attention_conformance.implementations.discovery.probe import near
 from attention_conformance.implementations.discovery.unclaimed import unclaimed
 from attention_conformance.implementations.discovery.values_tried import ANYTHING, ARRAYS, FEW, NOT_JUDGED, other_values
 from attention_conformance.implementations.discovery.vocabulary import words_of
@@ -112,7 +113,7 @@ def inputs_left_out(
 
 
 def _adds(name: str, make: Constructor, call: ModuleCall) -> bool:
-    """Whether it adds what it is given there to its answer: with the opposite of that, it answers zeros."""
+    """Whether it adds what it is given there to its answer: with the opposite of that, roundings are left."""
     module, x = in_mode(built(make), False), (_inputs(make)[0],) * 3
     answer = safe_call(partial(call.plain, module, x, make.heads)).value
     if answer is None:
@@ -120,7 +121,7 @@ def _adds(name: str, make: Constructor, call: ModuleCall) -> bool:
     opposite = -answer.transpose(0, 1) if call.length_first else -answer
     given = replace(call, always={**call.always, name: opposite})
     added = safe_call(partial(given.plain, module, x, make.heads)).value
-    return added is not None and not added.any()
+    return added is not None and near((answer + added).detach().numpy(), answer.detach().numpy())
 
 
 def _held_heads(make: Constructor) -> list[str]:

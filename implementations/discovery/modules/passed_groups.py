@@ -13,9 +13,10 @@ from attention_conformance.implementations.discovery.signatures import required
 
 GROUPED = "num_kv_heads"
 """The parameter of a constructor that takes how many heads keys and values have."""
-SIZES = (16, 4, 2)
-"""A width of inputs, heads, and fewer heads of keys and values; no one projection is as wide as all three together."""
-ALL_THREE = 32
+SIZES = WIDTH, HEADS, KV_HEADS = 16, 4, 2
+"""A width of inputs, heads, and fewer heads of keys and values."""
+TOGETHER = {WIDTH + shared * WIDTH // HEADS * KV_HEADS for shared in (1, 2)}
+"""The widths of what holds queries next to keys, without values and with these: no other projection has them."""
 
 
 def passed_groups(signature: inspect.Signature) -> str:
@@ -27,4 +28,4 @@ def passed_groups(signature: inspect.Signature) -> str:
 
 def lie_apart(weights: Mapping[str, Any]) -> bool:
     """Whether no array of these holds the weights of queries next to those of keys, at `SIZES`."""
-    return not any(ALL_THREE in np.shape(each) for each in weights.values())
+    return not any(TOGETHER & {*np.shape(each)} for each in weights.values())

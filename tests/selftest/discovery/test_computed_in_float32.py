@@ -29,6 +29,12 @@ def test_the_lowest_number_of_float64_is_none_of_float32(make: Make) -> None:
         assert not failing(made, "masks.bool", "causal.flag", "scores.dot-product", dtype=dtype)
 
 
+def test_where_the_answer_for_such_rows_is_chosen_they_are_left_out_as_well(make: Make) -> None:
+    made = make(FILLED.format(fill=LOWEST), empty_row="uniform")
+    assert "a row without keys gets nan in float64" in made.about
+    assert not failing(made, "masks.bool", "causal.flag", "scores.dot-product", dtype="float64")
+
+
 def test_a_fill_that_hides_nothing_is_a_mistake(make: Make) -> None:
     assert failing(make(FILLED.format(fill="-1.0")), "masks.bool")
 

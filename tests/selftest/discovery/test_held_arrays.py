@@ -8,22 +8,7 @@ import torch
 
 from attention_conformance.implementations.discovery.modules.held_arrays import plain_class
 from attention_conformance.implementations.discovery.modules.parameters import place_of
-
-
-class OfOneHead:
-    """Attention of one head, of JAX arrays."""
-
-    def __init__(self, rnd_key: Any, d_model: int) -> None:
-        import jax
-
-        keys = jax.random.split(rnd_key, 3)
-        self.wq, self.wk, self.wv = (jax.random.normal(key, (d_model, d_model)) for key in keys)
-
-    def __call__(self, x: Any) -> Any:
-        import jax
-
-        q, k, v = (x @ w for w in (self.wq, self.wk, self.wv))
-        return jax.nn.softmax(q @ k.swapaxes(-1, -2), -1) @ v
+from attention_conformance.tests.selftest.discovery.test_array_holders import OfJax
 
 
 class InContainers:
@@ -54,7 +39,7 @@ class ByName:
     """The same with an input that can be given by name alone."""
 
     def __init__(self, rnd_key: Any, d_model: int) -> None:
-        self.inside = OfOneHead(rnd_key, d_model)
+        self.inside = OfJax(rnd_key, d_model)
 
     def __call__(self, *, query: Any) -> Any:
         return self.inside(query)
@@ -62,7 +47,7 @@ class ByName:
 
 def test_inputs_by_name_have_gradients_in_jax() -> None:
     pytest.importorskip("jax", reason="JAX is not installed: pip install '.[jax]'")
-    usual, named = plain_class(OfOneHead), plain_class(ByName)
+    usual, named = plain_class(OfJax), plain_class(ByName)
     assert usual is not None
     assert named is not None
     x, same = (torch.linspace(-1.0, 1.0, 24).view(2, 3, 4).requires_grad_() for _ in range(2))

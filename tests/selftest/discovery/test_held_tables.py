@@ -29,14 +29,14 @@ class f:
         angles = np.outer(np.arange(256), frequencies)
         {kept}
         self.Wq, self.Wk, self.Wv, self.Wo = np.random.randn(4, embed_dim, embed_dim)
-    def turned(self, x):
+    def rotated(self, x):
         {taken}
         x = x.reshape(*x.shape[:2], self.h, -1)
         c, s = c[:, None], s[:, None]
         even, odd = x[..., 0::2], x[..., 1::2]
         return np.stack([even * c - odd * s, even * s + odd * {second}], -1).reshape(*x.shape[:2], -1)
     def __call__(self, x):
-        q, k = self.turned(x @ self.Wq), self.turned(x @ self.Wk)
+        q, k = self.rotated(x @ self.Wq), self.rotated(x @ self.Wk)
         return joined(q, k, x @ self.Wv, self.h) @ self.Wo
 """
 )

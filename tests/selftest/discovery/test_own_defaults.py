@@ -82,5 +82,6 @@ def f(q, k, v, {name}=4):
 @pytest.mark.parametrize(("name", "wrong"), [("prefix_len", False), ("block_size", True)])
 def test_a_number_that_shows_more_keys_by_default(make: Make, name: str, wrong: bool) -> None:
     made = make(PREFIX.format(name=name))
-    assert name in made.findings or any(name in way for way in made.alternatives)
+    assert (name in made.findings) is wrong
+    assert any(name in way for way in made.alternatives) is not wrong  # judged by prefixes that it is given
     assert bool(failing(made, "causal.no-future", "heads.independent", "scores.dot-product")) is wrong
